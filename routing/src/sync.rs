@@ -1,0 +1,148 @@
+//! The exchange between the collector and an Envoy's control listener, as JSON.
+//!
+//! The collector opens it: `POST /homing/v1/sync` with a [`SyncRequest`] carries what every replica last reported; the
+//! [`SyncAnswer`] carries back what this Envoy has in flight and has counted.
+
+use serde::{Deserialize, Serialize};
+
+use crate::replica::ReplicaName;
+
+/// The path of the exchange on the control listener.
+pub const SYNC_PATH: &str = "/homing/v1/sync";
+
+/// The version of this exchange. A side that sees another one refuses it.
+pub const SYNC_VERSION: u32 = 1;
+
+/// The largest request body the control listener reads, in bytes.
+pub const MAX_SYNC_BYTES: usize = 4 << 20;
+
+/// The most replicas one pool may have.
+pub const MAX_REPLICAS: usize = 1024;
+
+/// What the collector sends: one snapshot a pool.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SyncRequest {
+    /// [`SYNC_VERSION`].
+    pub version: u32,
+    /// When this collector started, in milliseconds since 1970. A later generation wins over an earlier one.
+    pub generation: u64,
+    /// Counts up within a generation; an older one never replaces a newer.
+    pub sequence: u64,
+    /// One snapshot for each pool the collector polls.
+    pub pools: Vec<PoolReport>,
+}
+
+/// What the collector last saw of one pool.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PoolReport {
+    /// The Envoy cluster whose endpoints these replicas are.
+    pub cluster: String,
+    /// Every replica of the pool, whether it answers or not; at most [`MAX_REPLICAS`].
+    pub replicas: Vec<ReplicaReport>,
+}
+
+/// Whether a replica takes turns.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ReplicaState {
+    /// It takes turns.
+    #[default]
+    Ready,
+    /// It does not answer.
+    Down,
+    /// An operator drains it: what is in flight finishes, nothing new arrives.
+    Draining,
+    /// The engine sleeps; it would hold a request for ever.
+    Asleep,
+}
+
+/// What one replica last reported.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ReplicaReport {
+    /// The replica, as `ip:port` or `ip:port#rank`.
+    pub replica: ReplicaName,
+    /// Whether it takes turns.
+    pub state: ReplicaState,
+    /// Requests the engine runs.
+    pub running: u32,
+    /// Requests that wait inside the engine.
+    pub waiting: u32,
+    /// The share of the KV cache that running requests hold, 0 to 1.
+    pub kv_usage: f32,
+    /// The size of the KV cache in tokens; 0 when unknown.
+    pub cache_tokens: u64,
+    /// The most sequences the engine runs at once; 0 when unknown (no engine reports it, so it comes from the configuration).
+    pub max_num_seqs: u32,
+    /// The share of prompt tokens served from the cache over the last minute, 0 to 1; absent when no prompt was read.
+    pub prefix_hit_rate: Option<f32>,
+    /// Milliseconds since these figures were read; absent when none were.
+    pub age_ms: Option<u64>,
+}
+
+/// What an Envoy answers.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct SyncAnswer {
+    /// [`SYNC_VERSION`].
+    pub version: u32,
+    /// The generation of the snapshot now in force.
+    pub generation: u64,
+    /// The sequence number of the snapshot now in force.
+    pub sequence: u64,
+    /// One entry for each pool that both sides know.
+    pub pools: Vec<PoolAnswer>,
+    /// Conversations that got a home or a new one since the last exchange, oldest first.
+    pub bindings: Vec<Binding>,
+    /// Bindings that were dropped because too many came between two exchanges, since Envoy started.
+    pub bindings_dropped: u64,
+}
+
+/// One pool as an Envoy sees it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PoolAnswer {
+    /// The pool's Envoy cluster.
+    pub cluster: String,
+    /// Whether conversations keep their homes.
+    pub affinity: bool,
+    /// One entry a replica of the snapshot in force.
+    pub replicas: Vec<ReplicaAnswer>,
+}
+
+/// One replica as an Envoy sees it; counts are since Envoy started.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ReplicaAnswer {
+    /// The replica.
+    pub replica: ReplicaName,
+    /// Requests sent there that have not ended.
+    pub in_flight: u64,
+    /// The load above which a conversation may be served elsewhere.
+    pub spill_threshold: u32,
+    /// Requests by outcome.
+    pub requests: OutcomeCounts,
+}
+
+/// Requests by outcome, counted where they were served.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "each field is the outcome of the same name in `Outcome`")]
+pub struct OutcomeCounts {
+    pub sticky: u64,
+    pub placed: u64,
+    pub spilled: u64,
+    pub pinned: u64,
+    pub unkeyed: u64,
+    pub rehomed: u64,
+    pub passed: u64,
+}
+
+/// A conversation and its home.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Binding {
+    /// The conversation's digest: 32 hex digits.
+    pub conversation: String,
+    /// Where it lives.
+    pub home: ReplicaName,
+    /// When its last turn began, in seconds since 1970.
+    pub last_turn: u32,
+}
