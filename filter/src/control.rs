@@ -1,0 +1,124 @@
+//! The control role: `POST /homing/v1/sync` on a listener of its own.
+
+use core::cell::RefCell;
+use std::rc::Rc;
+
+use homing_routing::control::{Control, SyncError};
+use homing_routing::host::Host;
+use homing_routing::metric::{ErrorKind, Metric};
+use homing_routing::sync::{MAX_SYNC_BYTES, SYNC_PATH};
+use proxy_wasm::traits::{Context, HttpContext};
+use proxy_wasm::types::Action;
+use serde::Serialize;
+
+use crate::envoy::{Envoy, Map};
+
+/// What the streams of one control listener share on one thread.
+pub(crate) struct ControlPlane {
+    pub(crate) control: RefCell<Control<Envoy>>,
+    pub(crate) token: String,
+}
+
+/// One exchange.
+pub(crate) struct ControlStream {
+    plane: Rc<ControlPlane>,
+    /// Whether it has been answered; Envoy may still deliver what the client sends.
+    answered: bool,
+    /// How much of the body Envoy has buffered.
+    buffered: usize,
+}
+
+#[derive(Serialize)]
+struct ErrorBody<'a> {
+    error: &'a str,
+}
+
+impl ControlStream {
+    pub(crate) fn new(plane: Rc<ControlPlane>) -> Self {
+        Self { plane, answered: false, buffered: 0 }
+    }
+
+    fn answer(&mut self, status: u32, body: &[u8]) -> Action {
+        self.answered = true;
+        if Envoy.respond(status, "homing_control", body).is_err() {
+            count(ErrorKind::Host);
+        }
+        Action::Pause
+    }
+
+    fn refuse(&mut self, status: u32, kind: ErrorKind, why: &str) -> Action {
+        count(kind);
+        let body = serde_json::to_vec(&ErrorBody { error: why }).unwrap_or_default();
+        self.answer(status, &body)
+    }
+
+    /// Whether the request shows the token, compared in a time that does not tell how much of it was right.
+    fn is_authorized(&self) -> bool {
+        let wanted = self.plane.token.as_bytes();
+        if wanted.is_empty() {
+            return true;
+        }
+        let header = Envoy.header(Map::Request, "authorization").ok().flatten().unwrap_or_default();
+        let shown = header.strip_prefix(b"Bearer ").unwrap_or_default();
+        let difference = wanted.iter().zip(shown.iter().chain(core::iter::repeat(&0))).fold(0, |sum, (a, b)| sum | (a ^ b));
+        difference == 0 && shown.len() == wanted.len()
+    }
+
+    fn exchange(&mut self) -> Action {
+        let body = match Envoy.body(self.buffered) {
+            Ok(body) => body,
+            Err(error) => return self.refuse(500, ErrorKind::Host, &error.to_string()),
+        };
+        let plane = Rc::clone(&self.plane);
+        let Ok(mut control) = plane.control.try_borrow_mut() else {
+            return self.refuse(503, ErrorKind::Host, "another exchange is under way: try again");
+        };
+        let answer = control.exchange(&body).map(|answer| serde_json::to_vec(&answer).unwrap_or_default());
+        match answer {
+            Ok(answer) => self.answer(200, &answer),
+            Err(SyncError::Host(error)) => self.refuse(500, ErrorKind::Host, &error.to_string()),
+            Err(error) => self.refuse(400, ErrorKind::Refused, &error.to_string()),
+        }
+    }
+}
+
+impl Context for ControlStream {}
+
+impl HttpContext for ControlStream {
+    fn on_http_request_headers(&mut self, _count: usize, end_of_stream: bool) -> Action {
+        if !self.is_authorized() {
+            return self.refuse(401, ErrorKind::Unauthorized, "show the control listener's token: `authorization: Bearer <token>`");
+        }
+        let path = Envoy.header(Map::Request, ":path").ok().flatten().unwrap_or_default();
+        if path.split(|byte| *byte == b'?').next() != Some(SYNC_PATH.as_bytes()) {
+            return self.refuse(404, ErrorKind::Refused, "the control listener has only /homing/v1/sync");
+        }
+        if Envoy.header(Map::Request, ":method").ok().flatten().as_deref() != Some(b"POST") {
+            return self.refuse(405, ErrorKind::Refused, "POST a snapshot to /homing/v1/sync");
+        }
+        if end_of_stream {
+            return self.exchange();
+        }
+        Action::Pause
+    }
+
+    fn on_http_request_body(&mut self, size: usize, end_of_stream: bool) -> Action {
+        if self.answered {
+            return Action::Pause;
+        }
+        self.buffered = size;
+        if size > MAX_SYNC_BYTES {
+            return self.refuse(400, ErrorKind::Refused, &SyncError::TooLarge.to_string());
+        }
+        if end_of_stream { self.exchange() } else { Action::Pause }
+    }
+
+    fn on_http_request_trailers(&mut self, _count: usize) -> Action {
+        if self.answered { Action::Pause } else { self.exchange() }
+    }
+}
+
+fn count(kind: ErrorKind) {
+    // Nothing is left to tell of a refused error count.
+    let _ = Envoy.define(&Metric::Errors { kind }).and_then(|counter| Envoy.add(counter, 1));
+}

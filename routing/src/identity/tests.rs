@@ -1,0 +1,148 @@
+//! Every client's way of naming a conversation, from a file of cases.
+
+use serde::Deserialize;
+
+use super::*;
+use crate::testing::test;
+
+#[derive(Deserialize)]
+struct Cases {
+    cases: Vec<Case>,
+}
+
+#[derive(Deserialize)]
+struct Case {
+    name: String,
+    headers: Vec<(String, HeaderValue)>,
+    body: Option<String>,
+    config: Option<CaseConfig>,
+    source: String,
+    conversation: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum HeaderValue {
+    Text(String),
+    Raw { base64: String },
+}
+
+#[derive(Deserialize)]
+struct CaseConfig {
+    conversation: CaseNaming,
+}
+
+#[derive(Deserialize)]
+struct CaseNaming {
+    headers: Vec<String>,
+}
+
+fn decode_base64(text: &str) -> Vec<u8> {
+    let alphabet = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let digits: Vec<u32> =
+        text.bytes().filter(|b| *b != b'=').map(|b| alphabet.iter().position(|a| *a == b).expect("base64") as u32).collect();
+    digits
+        .chunks(4)
+        .flat_map(|chunk| {
+            let bits = chunk.iter().fold(0, |bits, digit| bits << 6 | digit) << (6 * (4 - chunk.len()));
+            bits.to_be_bytes()[1..chunk.len()].to_vec()
+        })
+        .collect()
+}
+
+/// Names a request the way the filter does: headers first, then the body.
+fn name(case: &Case) -> Option<Conversation> {
+    let headers: Vec<(Vec<u8>, Vec<u8>)> = case
+        .headers
+        .iter()
+        .map(|(name, value)| {
+            let value = match value {
+                HeaderValue::Text(text) => text.clone().into_bytes(),
+                HeaderValue::Raw { base64 } => decode_base64(base64),
+            };
+            (name.clone().into_bytes(), value)
+        })
+        .collect();
+    let own = case.config.as_ref().map(|config| config.conversation.headers.clone()).unwrap_or_default();
+    let namer = Namer::new(Naming { headers: own, ..Naming::default() }, &[0; 16], "qwen3-4b");
+    let encoding = headers.iter().find(|(name, _)| name == b"content-encoding").map(|(_, value)| value.as_slice());
+    namer.from_headers(headers.iter().map(|(name, value)| (name.as_slice(), value.as_slice()))).or_else(|| {
+        let body = case.body.as_ref().filter(|_| needs_body(encoding))?;
+        namer.from_body(body.as_bytes())
+    })
+}
+
+fn cases() -> Vec<Case> {
+    serde_json::from_str::<Cases>(include_str!("../../testdata/identity-cases.json")).expect("the cases").cases
+}
+
+#[test]
+fn each_request_is_named_by_the_right_source() {
+    for case in cases() {
+        let source = name(&case).map_or("none".to_owned(), |conversation| conversation.source.as_str().to_owned());
+        assert_eq!(source, case.source, "{}", case.name);
+    }
+}
+
+#[test]
+fn two_requests_are_one_conversation_exactly_when_the_cases_say_so() {
+    let named: Vec<_> = cases().into_iter().map(|case| (name(&case).map(|found| found.digest), case)).collect();
+    for (digest, case) in &named {
+        assert_eq!(digest.is_none(), case.conversation.is_none(), "{}", case.name);
+        for (other_digest, other) in &named {
+            if case.conversation.is_some() {
+                let same = digest == other_digest;
+                assert_eq!(same, case.conversation == other.conversation, "{} and {}", case.name, other.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_subagent_knows_the_conversation_it_began_in() {
+    let named = |case: &str| name(cases().iter().find(|c| c.name == case).expect("the case")).expect("a conversation");
+    let main = named("Claude Code main thread");
+    assert_eq!(main.parent, None);
+    assert_eq!(named("subagent of session 1").parent, Some(main.digest));
+    assert_eq!(named("nested subagent").parent, Some(named("subagent of session 1").digest));
+}
+
+#[test]
+fn pools_and_keys_have_conversations_of_their_own() {
+    let digest = |key: u8, pool: &str| {
+        let namer = Namer::new(Naming::default(), &[key; 16], pool);
+        namer.from_headers([(&b"x-session-id"[..], &b"a"[..])].into_iter()).expect("a conversation").digest
+    };
+    assert_eq!(digest(0, "a"), digest(0, "a"));
+    assert_ne!(digest(0, "a"), digest(0, "b"));
+    assert_ne!(digest(0, "a"), digest(1, "a"));
+}
+
+#[test]
+fn a_cache_mark_that_moves_leaves_the_fingerprint() {
+    let namer = Namer::new(Naming::default(), &[0; 16], "a");
+    let first = br#"{"messages":[{"role":"user","content":[{"type":"text","text":"hi","cache_control":{"type":"ephemeral"}}]}]}"#;
+    let later =
+        br#"{"messages":[{"role":"user","content":"hi"},{"role":"assistant","content":"yes"},{"role":"user","content":"go"}]}"#;
+    assert_eq!(namer.from_body(first), namer.from_body(later));
+    assert!(namer.from_body(first).is_some());
+}
+
+proptest::proptest! {
+    #[test]
+    fn any_bytes_are_named_or_not_without_a_panic(body: Vec<u8>, header: Vec<u8>, value: Vec<u8>) {
+        let namer = Namer::new(Naming::default(), &[0; 16], "a");
+        let _ = namer.from_body(&body);
+        let _ = namer.from_headers([(header.as_slice(), value.as_slice())].into_iter());
+    }
+
+    #[test]
+    fn an_id_in_the_body_is_found_wherever_it_stands(id in "[a-zA-Z0-9:@%_-]{1,64}", before in "[ -~]{0,40}", after in "[ -~]{0,40}") {
+        proptest::prop_assume!(!["null", "none", "undefined"].contains(&id.to_ascii_lowercase().as_str()));
+        let namer = Namer::new(Naming::default(), &[0; 16], "a");
+        let body = serde_json::json!({ "a": before, "session_id": id, "z": [after] }).to_string();
+        let alone = serde_json::json!({ "session_id": id }).to_string();
+        proptest::prop_assert!(namer.from_body(body.as_bytes()).is_some());
+        proptest::prop_assert_eq!(namer.from_body(body.as_bytes()), namer.from_body(alone.as_bytes()));
+    }
+}

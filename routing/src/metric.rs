@@ -1,0 +1,131 @@
+//! The statistics Homing keeps in Envoy, and how their names are written.
+//!
+//! Envoy's custom statistics have no labels, so a name carries them as `;key=value` and the `stats_tags` of the shipped
+//! configurations turn them into labels again: `homing_in_flight;pool=a;replica=10.0.0.1:80` becomes
+//! `homing_in_flight{pool="a",replica="10.0.0.1:80"}`.
+
+use core::fmt;
+
+use crate::outcome::Outcome;
+
+/// One statistic.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Metric<'a> {
+    /// Requests that ended, by where they were served. A counter.
+    Requests {
+        /// The pool's cluster.
+        pool: &'a str,
+        /// The replica, [`NO_REPLICA`] or [`OTHER_REPLICA`].
+        replica: &'a str,
+        /// How it came there.
+        outcome: Outcome,
+    },
+    /// Requests sent to a replica that have not ended. A gauge.
+    InFlight {
+        /// The pool's cluster.
+        pool: &'a str,
+        /// The replica.
+        replica: &'a str,
+    },
+    /// Conversations at home on a replica and active within the idle time. A gauge.
+    Held {
+        /// The pool's cluster.
+        pool: &'a str,
+        /// The replica.
+        replica: &'a str,
+    },
+    /// Seconds since the collector's last snapshot arrived. A gauge.
+    SnapshotAge {
+        /// The pool's cluster.
+        pool: &'a str,
+    },
+    /// Changes whenever a new snapshot is in shared data. A gauge: reading one costs a tenth of reading a shared value.
+    SnapshotVersion {
+        /// The pool's cluster.
+        pool: &'a str,
+    },
+    /// Things that should not happen. A counter.
+    Errors {
+        /// What happened.
+        kind: ErrorKind,
+    },
+}
+
+/// The `replica` of a request that no replica served.
+pub const NO_REPLICA: &str = "none";
+
+/// The `replica` of a request that was served by an endpoint no snapshot names.
+pub const OTHER_REPLICA: &str = "other";
+
+/// Whether a statistic counts up or is set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MetricKind {
+    /// Only grows.
+    Counter,
+    /// Goes up and down.
+    Gauge,
+}
+
+/// Things that should not happen, each counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ErrorKind {
+    /// Envoy refused a host call.
+    Host,
+    /// Shared data held bytes that are no value of ours.
+    Stored,
+    /// Other threads changed a bucket of the affinity table at every try; the turn was routed but not remembered.
+    Contended,
+    /// A binding was dropped since the collector did not fetch it in time.
+    BindingDropped,
+    /// Envoy sent a request elsewhere than the filter chose, without a retry.
+    Mismatch,
+    /// The control listener refused a snapshot.
+    Refused,
+    /// The control listener was called without the right token.
+    Unauthorized,
+    /// A request body was larger than the filter reads; the turn was routed without it.
+    BodyTooLarge,
+}
+
+impl ErrorKind {
+    /// The label's value.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Host => "host",
+            Self::Stored => "stored",
+            Self::Contended => "contended",
+            Self::BindingDropped => "binding_dropped",
+            Self::Mismatch => "mismatch",
+            Self::Refused => "refused",
+            Self::Unauthorized => "unauthorized",
+            Self::BodyTooLarge => "body_too_large",
+        }
+    }
+}
+
+impl Metric<'_> {
+    /// Whether it counts up or is set.
+    pub fn kind(&self) -> MetricKind {
+        match self {
+            Self::Requests { .. } | Self::Errors { .. } => MetricKind::Counter,
+            Self::InFlight { .. } | Self::Held { .. } | Self::SnapshotAge { .. } | Self::SnapshotVersion { .. } => {
+                MetricKind::Gauge
+            }
+        }
+    }
+}
+
+impl fmt::Display for Metric<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Requests { pool, replica, outcome } => {
+                write!(f, "homing_requests_total;pool={pool};replica={replica};outcome={}", outcome.as_str())
+            }
+            Self::InFlight { pool, replica } => write!(f, "homing_in_flight;pool={pool};replica={replica}"),
+            Self::Held { pool, replica } => write!(f, "homing_held_conversations;pool={pool};replica={replica}"),
+            Self::SnapshotAge { pool } => write!(f, "homing_snapshot_age_seconds;pool={pool}"),
+            Self::SnapshotVersion { pool } => write!(f, "homing_snapshot_version;pool={pool}"),
+            Self::Errors { kind } => write!(f, "homing_errors_total;kind={}", kind.as_str()),
+        }
+    }
+}

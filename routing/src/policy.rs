@@ -1,0 +1,122 @@
+//! What the operator decides for one pool.
+
+use crate::codec::{Reader, Writer};
+use crate::host::{Expected, Host, HostError};
+use crate::identity::Naming;
+use crate::replica::ReplicaName;
+use crate::snapshot::Figures;
+
+/// `max_num_seqs` of an engine that nobody configured or reported: vLLM's own default.
+pub const DEFAULT_MAX_NUM_SEQS: u32 = 256;
+
+/// One pool's configuration.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Policy {
+    /// The Envoy cluster whose endpoints are the pool's replicas.
+    pub cluster: String,
+    /// Whether conversations keep their homes. If not, every choice is Envoy's.
+    pub affinity: bool,
+    /// The load above which a home is full.
+    pub spill_threshold: Limit,
+    /// How much lower another replica's load must be before a turn spills there.
+    pub spill_margin: Limit,
+    /// `max_num_seqs` of the engines; a snapshot that brings it wins.
+    pub max_num_seqs: Option<u32>,
+    /// Whether a client may name the replica itself.
+    pub client_pin: bool,
+    /// What names a conversation.
+    pub naming: Naming,
+    /// The replicas until a snapshot names them, and for good without a collector.
+    pub replicas: Vec<ReplicaName>,
+}
+
+/// A number, or what Homing makes of the engine's size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Limit {
+    /// Follows the engine.
+    Auto,
+    /// As configured.
+    Fixed(u32),
+}
+
+impl Policy {
+    /// A pool with every default.
+    pub fn new(cluster: impl Into<String>) -> Self {
+        Self {
+            cluster: cluster.into(),
+            affinity: true,
+            spill_threshold: Limit::Auto,
+            spill_margin: Limit::Auto,
+            max_num_seqs: None,
+            client_pin: true,
+            naming: Naming::default(),
+            replicas: Vec::new(),
+        }
+    }
+
+    /// The load above which a replica is full: automatic is a quarter of the engine's `max_num_seqs`, at least 1.
+    pub fn threshold(&self, figures: &Figures) -> u32 {
+        Terms::of(self).threshold(figures)
+    }
+
+    /// How much lower another replica's load must be: automatic is a quarter of the threshold, at least 1.
+    pub fn margin(&self, figures: &Figures) -> u32 {
+        match self.spill_margin {
+            Limit::Fixed(margin) => margin,
+            Limit::Auto => (self.threshold(figures) / 4).max(1),
+        }
+    }
+}
+
+/// The part of a policy that the control role reports to the collector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Terms {
+    pub(crate) affinity: bool,
+    threshold: Option<u32>,
+    max_num_seqs: u32,
+}
+
+const LAYOUT: u8 = 1;
+
+impl Terms {
+    pub(crate) fn of(policy: &Policy) -> Self {
+        let threshold = match policy.spill_threshold {
+            Limit::Fixed(threshold) => Some(threshold),
+            Limit::Auto => None,
+        };
+        Self { affinity: policy.affinity, threshold, max_num_seqs: policy.max_num_seqs.unwrap_or(DEFAULT_MAX_NUM_SEQS) }
+    }
+
+    pub(crate) fn threshold(&self, figures: &Figures) -> u32 {
+        let max_num_seqs = if figures.max_num_seqs == 0 { self.max_num_seqs } else { figures.max_num_seqs };
+        self.threshold.unwrap_or((max_num_seqs / 4).max(1))
+    }
+
+    /// Tells the control role of this pool.
+    pub(crate) fn publish(&self, host: &impl Host, cluster: &str) -> Result<(), HostError> {
+        let mut bytes = [0; 11];
+        let mut writer = Writer::over(&mut bytes);
+        writer.u8(LAYOUT);
+        writer.u8(u8::from(self.affinity));
+        writer.u8(u8::from(self.threshold.is_some()));
+        writer.u32(self.threshold.unwrap_or(0));
+        writer.u32(self.max_num_seqs);
+        host.write(&key(cluster), &bytes, Expected::Anything).map(drop)
+    }
+
+    /// What the route role told of a pool; `None` if it serves no such pool.
+    pub(crate) fn published(host: &impl Host, cluster: &str) -> Result<Option<Self>, HostError> {
+        Ok(host.read(&key(cluster))?.and_then(|stored| Self::decode(&stored.bytes)))
+    }
+
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        let mut reader = Reader::open(bytes, LAYOUT)?;
+        let (affinity, fixed) = (reader.u8()? != 0, reader.u8()? != 0);
+        let threshold = reader.u32()?;
+        Some(Self { affinity, threshold: fixed.then_some(threshold), max_num_seqs: reader.u32()? })
+    }
+}
+
+fn key(cluster: &str) -> String {
+    format!("homing/pool/{cluster}/policy")
+}

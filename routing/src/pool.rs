@@ -1,0 +1,205 @@
+//! A pool as one thread sees it: its policy, its replicas and their load.
+
+use core::cell::Cell;
+use std::rc::Rc;
+
+use hashbrown::HashMap;
+
+use crate::host::{Host, HostError, MetricId};
+use crate::identity::Namer;
+use crate::metric::{Metric, NO_REPLICA, OTHER_REPLICA};
+use crate::outcome::Outcome;
+use crate::policy::Policy;
+use crate::replica::{ReplicaId, ReplicaName};
+use crate::snapshot::{Figures, Snapshot};
+use crate::sync::ReplicaState;
+
+/// Replicas that get statistics of their own. Envoy never forgets a statistic's name, so replicas that come and go beyond this
+/// number share [`SPARE_NAMES`] names.
+const MAX_NAMES: usize = 4096;
+const SPARE_NAMES: u64 = 256;
+
+/// A replica and its statistics.
+#[derive(Debug)]
+pub struct Replica {
+    /// Its name.
+    pub name: ReplicaName,
+    /// Its stable identity.
+    pub id: ReplicaId,
+    /// Its address as Envoy writes it.
+    pub address: String,
+    pub(crate) in_flight: MetricId,
+    pub(crate) held: MetricId,
+    pub(crate) requests: Requests,
+}
+
+/// Counters of requests by outcome, each defined when it is first used.
+#[derive(Debug)]
+pub(crate) struct Requests {
+    label: String,
+    counters: [Cell<Option<MetricId>>; Outcome::ALL.len()],
+}
+
+impl Requests {
+    fn new(label: impl Into<String>) -> Self {
+        Self { label: label.into(), counters: Default::default() }
+    }
+
+    fn counter(&self, host: &impl Host, pool: &str, outcome: Outcome) -> Result<Option<MetricId>, HostError> {
+        let Some(cell) = self.counters.get(outcome as usize) else { return Ok(None) };
+        if cell.get().is_none() {
+            cell.set(Some(host.define(&Metric::Requests { pool, replica: &self.label, outcome })?));
+        }
+        Ok(cell.get())
+    }
+
+    pub(crate) fn count(&self, host: &impl Host, pool: &str, outcome: Outcome) -> Result<(), HostError> {
+        match self.counter(host, pool, outcome)? {
+            Some(counter) => host.add(counter, 1),
+            None => Ok(()),
+        }
+    }
+
+    pub(crate) fn value(&self, host: &impl Host, pool: &str, outcome: Outcome) -> Result<u64, HostError> {
+        self.counter(host, pool, outcome)?.map_or(Ok(0), |counter| host.value(counter))
+    }
+
+    /// Requests of every outcome.
+    pub(crate) fn total(&self, host: &impl Host, pool: &str) -> Result<u64, HostError> {
+        Outcome::ALL.iter().try_fold(0_u64, |sum, outcome| Ok(sum.saturating_add(self.value(host, pool, *outcome)?)))
+    }
+}
+
+/// A replica and what the last snapshot says of it.
+#[derive(Clone, Debug)]
+pub struct Member {
+    /// The replica.
+    pub replica: Rc<Replica>,
+    /// Its figures.
+    pub figures: Figures,
+}
+
+impl Member {
+    /// Whether it takes turns.
+    pub fn is_ready(&self) -> bool {
+        self.figures.state == ReplicaState::Ready
+    }
+}
+
+/// Finds the statistics of replicas by name.
+#[derive(Debug, Default)]
+pub(crate) struct Registry(HashMap<ReplicaId, Rc<Replica>>);
+
+impl Registry {
+    pub(crate) fn replica(&mut self, host: &impl Host, pool: &str, name: &ReplicaName) -> Result<Rc<Replica>, HostError> {
+        let id = name.id();
+        if let Some(known) = self.0.get(&id) {
+            return Ok(Rc::clone(known));
+        }
+        let own = self.0.len() < MAX_NAMES;
+        let label = if own { name.to_string() } else { format!("spare-{}", id.0 % SPARE_NAMES) };
+        let replica = Rc::new(Replica {
+            name: *name,
+            id,
+            address: name.address.to_string(),
+            in_flight: host.define(&Metric::InFlight { pool, replica: &label })?,
+            held: host.define(&Metric::Held { pool, replica: &label })?,
+            requests: Requests::new(label),
+        });
+        if own {
+            self.0.insert(id, Rc::clone(&replica));
+        }
+        Ok(replica)
+    }
+}
+
+/// A pool as one thread sees it.
+#[derive(Debug)]
+pub struct Pool {
+    /// What the operator decided.
+    pub policy: Policy,
+    /// Names its conversations.
+    pub namer: Namer,
+    pub(crate) cluster: Rc<str>,
+    pub(crate) members: Vec<Member>,
+    /// Requests that no replica served, and those served by an endpoint outside the snapshot.
+    pub(crate) unserved: Requests,
+    pub(crate) strangers: Requests,
+    places: HashMap<ReplicaId, usize>,
+    registry: Registry,
+    version: MetricId,
+    version_read: Option<u64>,
+    received_ms: Option<u64>,
+}
+
+impl Pool {
+    pub(crate) fn new(host: &impl Host, policy: Policy, key: &[u8; 16]) -> Result<Self, HostError> {
+        let version = host.define(&Metric::SnapshotVersion { pool: &policy.cluster })?;
+        let mut pool = Self {
+            cluster: Rc::from(policy.cluster.as_str()),
+            namer: Namer::new(policy.naming.clone(), key, &policy.cluster),
+            members: Vec::new(),
+            unserved: Requests::new(NO_REPLICA),
+            strangers: Requests::new(OTHER_REPLICA),
+            places: HashMap::new(),
+            registry: Registry::default(),
+            version,
+            version_read: None,
+            received_ms: None,
+            policy,
+        };
+        let configured: Vec<_> = pool.policy.replicas.iter().map(|name| (*name, Figures::default())).collect();
+        pool.set_members(host, &configured)?;
+        Ok(pool)
+    }
+
+    /// Reads the newest snapshot, if it is another than the one read last.
+    pub(crate) fn refresh(&mut self, host: &impl Host) -> Result<(), HostError> {
+        let version = host.value(self.version)?;
+        if self.version_read == Some(version) {
+            return Ok(());
+        }
+        let stored = host.read(&snapshot_key(&self.policy.cluster))?;
+        if let Some(snapshot) = stored.and_then(|stored| Snapshot::decode(&stored.bytes)) {
+            self.set_members(host, &snapshot.replicas)?;
+            self.received_ms = Some(snapshot.received_ms);
+        }
+        self.version_read = Some(version);
+        Ok(())
+    }
+
+    fn set_members(&mut self, host: &impl Host, replicas: &[(ReplicaName, Figures)]) -> Result<(), HostError> {
+        let member = |(name, figures): &(ReplicaName, Figures)| {
+            Ok(Member { replica: self.registry.replica(host, &self.policy.cluster, name)?, figures: *figures })
+        };
+        self.members = replicas.iter().map(member).collect::<Result<_, _>>()?;
+        self.places = self.members.iter().enumerate().map(|(place, member)| (member.replica.id, place)).collect();
+        Ok(())
+    }
+
+    /// The replicas of the newest snapshot this thread has read.
+    pub fn members(&self) -> &[Member] {
+        &self.members
+    }
+
+    pub(crate) fn member(&self, id: ReplicaId) -> Option<&Member> {
+        self.members.get(*self.places.get(&id)?)
+    }
+
+    /// Milliseconds since the last snapshot came; `None` if none ever did.
+    pub(crate) fn snapshot_age_ms(&self, host: &impl Host) -> Option<u64> {
+        self.received_ms.map(|received| host.now_ms().saturating_sub(received))
+    }
+
+    /// A replica's load in requests: what others have there, as far as its figures are not older than `max_age_ms`, and what
+    /// this Envoy has in flight there now.
+    pub(crate) fn load(&self, host: &impl Host, member: &Member, max_age_ms: u64) -> Result<u32, HostError> {
+        let own = u32::try_from(host.value(member.replica.in_flight)?).unwrap_or(u32::MAX);
+        let age_ms = self.snapshot_age_ms(host).map_or(u64::MAX, |age| age.saturating_add(member.figures.age_ms));
+        Ok(if age_ms <= max_age_ms { own.saturating_add(member.figures.others) } else { own })
+    }
+}
+
+pub(crate) fn snapshot_key(cluster: &str) -> String {
+    format!("homing/pool/{cluster}/snapshot")
+}

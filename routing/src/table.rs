@@ -1,0 +1,326 @@
+//! The affinity table: which replica each conversation calls home.
+//!
+//! Set-associative and of fixed size: [`Table::prepare`] writes every bucket once, and later writes only replace them. A bucket
+//! holds [`WAYS`] entries in one shared value and is changed by compare-and-swap, so that threads need no lock of their own.
+//!
+//! The table has twice as many places as conversations it is to hold: with a mean of 16 entries in a bucket of 32, the chance
+//! that a bucket overflows while the table holds its number is about 1 in 7,000 (Poisson), so that almost nothing is forgotten
+//! early.
+
+use crate::codec::{Reader, Writer};
+use crate::host::{Expected, Host, HostError, Stored};
+use crate::identity::Digest;
+use crate::replica::ReplicaId;
+
+const LAYOUT: u8 = 1;
+
+/// Entries in a bucket.
+pub const WAYS: usize = 32;
+
+/// Conversations a bucket is to hold, half its entries.
+const CONVERSATIONS_PER_BUCKET: u32 = 16;
+
+/// The bytes of one stored entry.
+const ENTRY_BYTES: usize = 48;
+
+/// The bytes of one stored bucket.
+pub const BUCKET_BYTES: usize = 1 + WAYS * ENTRY_BYTES;
+
+/// What is remembered of a conversation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// The conversation.
+    pub digest: Digest,
+    /// Where it lives.
+    pub home: ReplicaId,
+    /// Where it was last served while its home was full.
+    pub second: Option<ReplicaId>,
+    /// What its home has read of it: bytes of the last request served there.
+    pub home_bytes: u32,
+    /// What its second home has read of it: bytes of the last request served there.
+    pub second_bytes: u32,
+    /// When its last turn began, in seconds since 1970.
+    pub last_turn: u32,
+    /// Turns in a row that were served at the second home.
+    pub turns_away: u8,
+}
+
+impl Entry {
+    /// `None` if the place is free: an entry always has a home.
+    fn read(place: &[u8; ENTRY_BYTES]) -> Option<Self> {
+        let reader = &mut Reader::new(place);
+        let entry = Self {
+            digest: Digest(u128::from_le_bytes(reader.array()?)),
+            home: ReplicaId(reader.u64()?),
+            second: Some(ReplicaId(reader.u64()?)).filter(|id| id.0 != 0),
+            home_bytes: reader.u32()?,
+            second_bytes: reader.u32()?,
+            last_turn: reader.u32()?,
+            turns_away: reader.u8()?,
+        };
+        (entry.home.0 != 0).then_some(entry)
+    }
+
+    fn write(&self) -> [u8; ENTRY_BYTES] {
+        let mut place = [0; ENTRY_BYTES];
+        let mut writer = Writer::over(&mut place);
+        writer.bytes(&self.digest.0.to_le_bytes());
+        writer.u64(self.home.0);
+        writer.u64(self.second.map_or(0, |id| id.0));
+        writer.u32(self.home_bytes);
+        writer.u32(self.second_bytes);
+        writer.u32(self.last_turn);
+        writer.u8(self.turns_away);
+        place
+    }
+}
+
+/// The table's size and where it is kept.
+#[derive(Clone, Copy, Debug)]
+pub struct Table {
+    buckets: u32,
+    idle_s: u32,
+}
+
+/// One bucket as it was read.
+#[derive(Clone, Debug)]
+pub struct Bucket {
+    index: u32,
+    digest: Digest,
+    expected: Expected,
+    bytes: Vec<u8>,
+}
+
+impl Table {
+    /// A table for `max_conversations`, each forgotten `idle_s` seconds after its last turn began.
+    pub fn new(max_conversations: u32, idle_s: u32) -> Self {
+        Self { buckets: max_conversations.div_ceil(CONVERSATIONS_PER_BUCKET).max(1), idle_s }
+    }
+
+    /// The bytes the table takes in shared data, keys and the host's own overhead aside.
+    pub fn bytes(&self) -> usize {
+        (self.buckets as usize).saturating_mul(BUCKET_BYTES)
+    }
+
+    /// How many buckets the table has.
+    pub fn buckets(&self) -> u32 {
+        self.buckets
+    }
+
+    /// Writes every bucket that is not there yet, so that memory is taken at start and never grows.
+    ///
+    /// # Errors
+    /// When the host refuses.
+    pub fn prepare(&self, host: &impl Host) -> Result<(), HostError> {
+        let empty = empty();
+        for index in 0..self.buckets {
+            host.write(&key(index), &empty, Expected::Absent)?;
+        }
+        Ok(())
+    }
+
+    /// Reads the bucket a conversation belongs to.
+    ///
+    /// # Errors
+    /// When the host refuses.
+    pub fn open(&self, host: &impl Host, digest: Digest) -> Result<Bucket, HostError> {
+        let index = self.index(digest);
+        let stored = host.read(&key(index))?;
+        let expected = Expected::unchanged(stored.as_ref());
+        Ok(Bucket { index, digest, expected, bytes: readable(stored) })
+    }
+
+    /// Reads every entry of one bucket that is active at `now_s`.
+    ///
+    /// # Errors
+    /// When the host refuses.
+    pub fn active(&self, host: &impl Host, index: u32, now_s: u32, mut with: impl FnMut(&Entry)) -> Result<(), HostError> {
+        let bytes = readable(host.read(&key(index))?);
+        for entry in places(&bytes).iter().filter_map(Entry::read) {
+            if now_s.saturating_sub(entry.last_turn) <= self.idle_s {
+                with(&entry);
+            }
+        }
+        Ok(())
+    }
+
+    /// The conversation's entry in an open bucket, unless it has been idle for too long.
+    pub fn entry(&self, bucket: &Bucket, now_s: u32) -> Option<Entry> {
+        let wanted = bucket.digest.0.to_le_bytes();
+        let place = places(&bucket.bytes).iter().find(|place| place.starts_with(&wanted))?;
+        let entry = Entry::read(place)?;
+        (now_s.saturating_sub(entry.last_turn) <= self.idle_s).then_some(entry)
+    }
+
+    /// Writes the conversation's entry into its bucket; says whether the bucket was still as it was read.
+    ///
+    /// A full bucket forgets the entry whose last turn is the longest ago.
+    ///
+    /// # Errors
+    /// When the host refuses.
+    pub fn store(&self, host: &impl Host, mut bucket: Bucket, entry: &Entry) -> Result<bool, HostError> {
+        let wanted = bucket.digest.0.to_le_bytes();
+        let places = bucket.bytes.get_mut(1..).unwrap_or_default().as_chunks_mut::<ENTRY_BYTES>().0;
+        // The conversation's own place, else a free one, else the one that has been idle the longest.
+        let rank = |place: &[u8; ENTRY_BYTES]| match Entry::read(place) {
+            Some(_) if place.starts_with(&wanted) => (0, 0),
+            None => (1, 0),
+            Some(other) => (2, other.last_turn),
+        };
+        if let Some(place) = places.iter_mut().min_by_key(|place| rank(place)) {
+            *place = entry.write();
+        }
+        host.write(&key(bucket.index), &bucket.bytes, bucket.expected)
+    }
+
+    /// The bucket of a digest: its upper half scaled to the number of buckets, so that any number of buckets is filled evenly.
+    fn index(&self, digest: Digest) -> u32 {
+        let upper = (digest.0 >> 96) as u32;
+        let scaled = u64::from(upper).saturating_mul(u64::from(self.buckets)) >> 32;
+        u32::try_from(scaled).unwrap_or(0)
+    }
+}
+
+fn key(index: u32) -> String {
+    format!("homing/table/{index}")
+}
+
+/// A bucket's bytes, empty if there are none, or of another length or layout.
+fn readable(stored: Option<Stored>) -> Vec<u8> {
+    match stored {
+        Some(stored) if stored.bytes.len() == BUCKET_BYTES && stored.bytes.first() == Some(&LAYOUT) => stored.bytes,
+        _ => empty(),
+    }
+}
+
+fn empty() -> Vec<u8> {
+    let mut bytes = vec![0; BUCKET_BYTES];
+    if let Some(layout) = bytes.first_mut() {
+        *layout = LAYOUT;
+    }
+    bytes
+}
+
+fn places(bytes: &[u8]) -> &[[u8; ENTRY_BYTES]] {
+    bytes.get(1..).unwrap_or_default().as_chunks().0
+}
+
+#[cfg(test)]
+mod tests {
+    use hashbrown::HashMap;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::host::MemoryHost;
+    use crate::testing::test;
+
+    fn entry(digest: u128, home: u64, last_turn: u32) -> Entry {
+        Entry {
+            digest: Digest(digest),
+            home: ReplicaId(home),
+            second: None,
+            home_bytes: 0,
+            second_bytes: 0,
+            last_turn,
+            turns_away: 0,
+        }
+    }
+
+    fn remember(host: &MemoryHost, table: Table, entry: Entry) -> bool {
+        let bucket = table.open(host, entry.digest).expect("a bucket");
+        table.store(host, bucket, &entry).expect("a write")
+    }
+
+    fn recall(host: &MemoryHost, table: Table, digest: u128, now_s: u32) -> Option<Entry> {
+        let bucket = table.open(host, Digest(digest)).expect("a bucket");
+        table.entry(&bucket, now_s)
+    }
+
+    #[test]
+    fn a_conversation_is_found_until_it_has_been_idle_too_long() {
+        let (host, table) = (MemoryHost::default(), Table::new(64, 600));
+        let stored = Entry { second: Some(ReplicaId(9)), home_bytes: 5, second_bytes: 6, turns_away: 1, ..entry(7, 3, 1000) };
+        assert!(remember(&host, table, stored));
+        assert_eq!(recall(&host, table, 7, 1600), Some(stored));
+        assert_eq!(recall(&host, table, 7, 1601), None);
+        assert_eq!(recall(&host, table, 8, 1000), None);
+    }
+
+    #[test]
+    fn a_write_that_lost_a_race_is_refused() {
+        let (host, table) = (MemoryHost::default(), Table::new(1, 600));
+        table.prepare(&host).expect("room");
+        let (one, two) = (table.open(&host, Digest(1)).expect("a bucket"), table.open(&host, Digest(2)).expect("a bucket"));
+        assert!(table.store(&host, one, &entry(1, 1, 0)).expect("a write"));
+        assert!(!table.store(&host, two, &entry(2, 2, 0)).expect("a write"));
+        assert_eq!(recall(&host, table, 2, 0), None);
+    }
+
+    #[test]
+    fn memory_is_taken_at_start_and_never_grows() {
+        let (host, table) = (MemoryHost::default(), Table::new(65_536, 600));
+        table.prepare(&host).expect("room");
+        let at_start = host.shared_bytes();
+        assert_eq!(at_start, table.bytes());
+        for n in 0..100_000_u128 {
+            remember(&host, table, entry(n.wrapping_mul(0x9E37_79B9_7F4A_7C15_F39C_C060_5CED_C835), 1, 0));
+        }
+        assert_eq!(host.shared_bytes(), at_start);
+    }
+
+    #[test]
+    fn a_table_holds_the_number_it_was_made_for() {
+        let (host, table) = (MemoryHost::default(), Table::new(4096, 600));
+        let digest = |n: u128| n.wrapping_mul(0x9E37_79B9_7F4A_7C15_F39C_C060_5CED_C835);
+        for n in 1..=4096 {
+            remember(&host, table, entry(digest(n), 1, u32::try_from(n).expect("small")));
+        }
+        let kept = (1..=4096).filter(|n| recall(&host, table, digest(*n), 600).is_some()).count();
+        assert!(kept >= 4090, "{kept} of 4096");
+    }
+
+    proptest! {
+        #[test]
+        fn bytes_of_another_length_or_layout_read_as_empty(bytes: Vec<u8>) {
+            let (host, table) = (MemoryHost::default(), Table::new(1, 600));
+            host.write(&key(0), &bytes, Expected::Anything).expect("a write");
+            prop_assert_eq!(recall(&host, table, 1, 0), None);
+            prop_assert!(remember(&host, table, entry(1, 1, 0)));
+            prop_assert_eq!(recall(&host, table, 1, 0), Some(entry(1, 1, 0)));
+        }
+
+        #[test]
+        fn a_bucket_of_garbage_of_the_right_size_is_usable(bytes in proptest::collection::vec(any::<u8>(), BUCKET_BYTES - 1)) {
+            let (host, table) = (MemoryHost::default(), Table::new(1, 600));
+            let garbage: Vec<u8> = core::iter::once(LAYOUT).chain(bytes).collect();
+            host.write(&key(0), &garbage, Expected::Anything).expect("a write");
+            remember(&host, table, entry(1, 1, u32::MAX));
+            prop_assert_eq!(recall(&host, table, 1, u32::MAX), Some(entry(1, 1, u32::MAX)));
+        }
+
+        /// Whatever comes, a conversation's entry is its own, and the ones that are active outlive the ones that are idle.
+        #[test]
+        fn it_never_returns_another_conversations_home(turns in proptest::collection::vec((0_u128..200, 0_u32..5), 1..400)) {
+            let (host, table) = (MemoryHost::default(), Table::new(16, 10));
+            let mut now = 100;
+            let mut expected = HashMap::new();
+            for (digest, wait) in turns {
+                now += wait;
+                if let Some(found) = recall(&host, table, digest, now) {
+                    prop_assert_eq!(found, expected[&digest]);
+                }
+                let turn = entry(digest, u64::try_from(digest).expect("small") + 1, now);
+                prop_assert!(remember(&host, table, turn));
+                expected.insert(digest, turn);
+                // The 32 conversations of one bucket that were active last are all there.
+                let mut last: Vec<_> = expected.values().copied().collect();
+                last.sort_by_key(|turn| core::cmp::Reverse(turn.last_turn));
+                let cut = last.get(WAYS - 1).map_or(0, |turn| turn.last_turn);
+                for turn in last.into_iter().filter(|turn| turn.last_turn > cut && now - turn.last_turn <= 10) {
+                    prop_assert_eq!(recall(&host, table, u128::from(turn.home.0 - 1), now), Some(turn));
+                }
+            }
+            prop_assert!(host.shared_bytes() <= table.bytes());
+        }
+    }
+}
