@@ -1,4 +1,6 @@
-//! The filter's configuration: a `google.protobuf.Struct` in Envoy's configuration, which arrives here as JSON.
+//! The filter's configuration: a `google.protobuf.Struct` in Envoy's configuration.
+//!
+//! Envoy hands it over as protobuf; a `StringValue` with the same keys as JSON is read too.
 
 use core::fmt;
 use core::time::Duration;
@@ -7,6 +9,7 @@ use homing_routing::identity::{BodySource, Naming};
 use homing_routing::policy::{Limit, Policy};
 use homing_routing::replica::ReplicaName;
 use homing_routing::router::Settings;
+use prost::Message;
 use serde::de::{Deserializer, Error, Visitor};
 use serde::{Deserialize, Serialize};
 
@@ -277,22 +280,40 @@ impl core::error::Error for ConfigError {}
 ///
 /// # Errors
 /// A [`ConfigError`] that names the key.
-pub fn read(json: &[u8]) -> Result<Role, ConfigError> {
-    if json.trim_ascii().is_empty() {
+pub fn read(bytes: &[u8]) -> Result<Role, ConfigError> {
+    if bytes.trim_ascii().is_empty() {
         return Err(ConfigError(
             "it is empty: set `configuration` to a google.protobuf.Struct with at least `role: route` and `pools`".into(),
         ));
     }
-    let file: File = serde_path_to_error::deserialize(&mut serde_json::Deserializer::from_slice(json)).map_err(|error| {
+    let value = match prost_types::Struct::decode(bytes) {
+        Ok(fields) => object(fields),
+        Err(_) => serde_json::from_slice(bytes)
+            .map_err(|error| ConfigError(format!("it is neither a google.protobuf.Struct nor JSON: {error}")))?,
+    };
+    let file: File = serde_path_to_error::deserialize(value).map_err(|error| {
         let path = error.path().to_string();
-        // The position is of the JSON Envoy made, which nobody wrote.
-        let why = error.inner().to_string();
-        let why = why.split_once(" at line ").map_or(why.as_str(), |(why, _)| why).to_owned();
-        ConfigError(if path == "." { why } else { format!("{path}: {why}") })
+        ConfigError(if path == "." { error.inner().to_string() } else { format!("{path}: {}", error.inner()) })
     })?;
     match file.role {
         RoleName::Route => route(file).map(|config| Role::Route(Box::new(config))),
         RoleName::Control => control(file).map(Role::Control),
+    }
+}
+
+fn object(fields: prost_types::Struct) -> serde_json::Value {
+    fields.fields.into_iter().map(|(key, value)| (key, json(value))).collect()
+}
+
+fn json(value: prost_types::Value) -> serde_json::Value {
+    use prost_types::value::Kind;
+    match value.kind {
+        None | Some(Kind::NullValue(_)) => serde_json::Value::Null,
+        Some(Kind::BoolValue(flag)) => flag.into(),
+        Some(Kind::NumberValue(number)) => number.into(),
+        Some(Kind::StringValue(text)) => text.into(),
+        Some(Kind::ListValue(list)) => list.values.into_iter().map(json).collect(),
+        Some(Kind::StructValue(fields)) => object(fields),
     }
 }
 
@@ -388,6 +409,27 @@ mod tests {
     }
 
     #[test]
+    fn a_struct_is_read_as_envoy_sends_it() {
+        use prost_types::value::Kind;
+        use prost_types::{ListValue, Struct, Value};
+        fn value(kind: Kind) -> Value {
+            Value { kind: Some(kind) }
+        }
+        fn fields(entries: &[(&str, Value)]) -> Struct {
+            Struct { fields: entries.iter().map(|(key, value)| ((*key).to_owned(), value.clone())).collect() }
+        }
+        let pool = fields(&[("cluster", value(Kind::StringValue("a".into()))), ("spill_threshold", value(Kind::NumberValue(8.0)))]);
+        let pools = ListValue { values: vec![value(Kind::StructValue(pool))] };
+        let config = fields(&[
+            ("role", value(Kind::StringValue("route".into()))),
+            ("debug_headers", value(Kind::BoolValue(true))),
+            ("pools", value(Kind::ListValue(pools))),
+        ]);
+        let Role::Route(config) = read(&config.encode_to_vec()).expect("a configuration") else { panic!("a route role") };
+        assert_eq!((config.debug_headers, config.policies[0].spill_threshold), (true, Limit::Fixed(8)));
+    }
+
+    #[test]
     fn every_key_has_its_effect() {
         let config = accepted(
             r#"{"role":"route","debug_headers":true,"hash_key":"000102030405060708090a0b0c0d0e0f","max_conversations":1000.0,
@@ -434,7 +476,7 @@ mod tests {
             (r#"{"role":"route","max_conversations":0,"pools":[{"cluster":"a"}]}"#, "max_conversations"),
             (r#"{"role":"control","pools":[{"cluster":"a"}]}"#, "pools: belongs to the filter with `role: route`"),
             ("", "it is empty"),
-            ("not json", "expected"),
+            ("not json", "neither a google.protobuf.Struct nor JSON"),
         ];
         for (json, expected) in cases {
             let message = refused(json);
