@@ -1,1 +1,14 @@
-//! placeholder
+//! Builds, runs and tests Homing.
+//!
+//! [`tools`] finds or installs what is needed, [`stack`] runs Envoy with the filter, the collector and replicas, and the other
+//! modules are the commands.
+
+#![forbid(unsafe_code)]
+
+pub mod demo;
+pub mod envoy;
+pub mod process;
+pub mod stack;
+pub mod tests;
+pub mod tools;
+pub mod up;

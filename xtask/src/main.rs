@@ -1,0 +1,31 @@
+//! The commands of a developer and of someone who tries Homing out.
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", about = "Builds, runs and tests Homing")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Drive agent sessions through Envoy with affinity off and on, and print what it changed. About two minutes.
+    Demo(xtask::demo::DemoOptions),
+    /// Run the whole stack until Ctrl-C.
+    Up(xtask::up::UpOptions),
+    /// Run every check: format, lints, unit and property tests, wasm32, end to end.
+    Test(xtask::tests::TestOptions),
+}
+
+fn main() -> Result<()> {
+    let command = Cli::parse().command;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    match command {
+        Command::Demo(options) => runtime.block_on(xtask::demo::demo(options)),
+        Command::Up(options) => runtime.block_on(xtask::up::up(options)),
+        Command::Test(options) => xtask::tests::test(&options),
+    }
+}

@@ -1,0 +1,165 @@
+//! Envoy with the filter, the collector and replicas, on free ports of this machine.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::envoy::{Envoy, EnvoyConfig};
+use crate::process::Process;
+use crate::tools::{self, Tools};
+
+/// The pool that the shipped configuration and the stand-in replicas serve.
+pub const MODEL: &str = "qwen3-4b";
+
+/// What to run.
+#[derive(Clone, Debug)]
+pub struct StackOptions {
+    /// How many stand-in replicas.
+    pub replicas: usize,
+    /// More arguments for each stand-in replica.
+    pub replica_args: Vec<String>,
+    /// Envoy's worker threads.
+    pub concurrency: usize,
+    /// The route role's configuration; the shipped one if there is none.
+    pub filter_config: Option<Value>,
+    /// Keys that replace those of the pool in the route role's configuration.
+    pub pool: Value,
+    /// Whether the collector runs.
+    pub collector: bool,
+    /// The control listener's token.
+    pub token: String,
+}
+
+impl Default for StackOptions {
+    fn default() -> Self {
+        Self {
+            replicas: 4,
+            replica_args: Vec::new(),
+            concurrency: 2,
+            filter_config: None,
+            pool: json!({}),
+            collector: true,
+            token: String::new(),
+        }
+    }
+}
+
+/// A running stack. Everything ends when it is dropped.
+#[derive(Debug)]
+pub struct Stack {
+    /// Envoy.
+    pub envoy: Envoy,
+    /// The collector and where its console is.
+    pub collector: Option<(Process, SocketAddr)>,
+    /// The replicas and where they listen.
+    pub replicas: Vec<(Process, SocketAddr)>,
+    /// Where clients go.
+    pub proxy: SocketAddr,
+    /// Where the collector goes.
+    pub control: SocketAddr,
+    /// Configurations and logs.
+    pub dir: TempDir,
+    tools: Tools,
+    options: StackOptions,
+}
+
+impl Stack {
+    /// Starts replicas, Envoy and the collector, in this order.
+    ///
+    /// # Errors
+    /// If one of them does not start; the message has its last words.
+    pub async fn start(tools: &Tools, options: StackOptions) -> Result<Self> {
+        let dir = tempfile::Builder::new().prefix("homing-").tempdir()?;
+        let mut replicas = Vec::new();
+        for number in 1..=options.replicas {
+            replicas.push(start_replica(tools, &options, number, "127.0.0.1:0", dir.path()).await?);
+        }
+        let endpoints: Vec<_> = replicas.iter().map(|(_, address)| *address).collect();
+        let config = envoy_config(tools, &options, &endpoints)?;
+        let envoy = Envoy::start(&tools.envoy, &config, options.concurrency, dir.path()).await?;
+        let (proxy, control) = (envoy.listener("proxy")?, envoy.listener("control")?);
+        let mut stack = Self { envoy, collector: None, replicas, proxy, control, dir, tools: tools.clone(), options };
+        if stack.options.collector {
+            stack.start_collector().await?;
+        }
+        Ok(stack)
+    }
+
+    /// Starts the collector.
+    ///
+    /// # Errors
+    /// If it does not start.
+    pub async fn start_collector(&mut self) -> Result<()> {
+        let replicas: Vec<_> = self.replicas.iter().map(|(_, address)| json!({ "address": address.to_string() })).collect();
+        let mut envoy = json!({ "url": format!("http://{}", self.control) });
+        if !self.options.token.is_empty() {
+            envoy["token"] = json!(self.options.token);
+        }
+        let config = json!({
+            "listen": "127.0.0.1:0",
+            "envoys": [envoy],
+            "pools": [{ "cluster": MODEL, "max_num_seqs": 32, "replicas": replicas }],
+        });
+        let file = self.dir.path().join("collector.yaml");
+        // YAML is a superset of JSON.
+        fs::write(&file, serde_json::to_vec_pretty(&config)?)?;
+        let args = ["run".to_owned(), file.display().to_string(), "--ready-json".to_owned()];
+        let (process, ready) = Process::start_ready("collector", &self.tools.collector, &args, self.dir.path()).await?;
+        self.collector = Some((process, address(&ready)?));
+        Ok(())
+    }
+
+    /// Starts a replica again where it was.
+    ///
+    /// # Errors
+    /// If it does not start.
+    pub async fn restart_replica(&mut self, index: usize) -> Result<()> {
+        let (process, address) = &mut self.replicas[index];
+        process.kill().await?;
+        let listen = address.to_string();
+        self.replicas[index] = start_replica(&self.tools, &self.options, index + 1, &listen, self.dir.path()).await?;
+        Ok(())
+    }
+}
+
+async fn start_replica(
+    tools: &Tools,
+    options: &StackOptions,
+    number: usize,
+    listen: &str,
+    dir: &Path,
+) -> Result<(Process, SocketAddr)> {
+    let own = ["replica", "--ready-json", "--listen", listen, "--model", MODEL].map(str::to_owned);
+    let args: Vec<_> = own.into_iter().chain(options.replica_args.iter().cloned()).collect();
+    let (process, ready) = Process::start_ready(&format!("replica-{number}"), &tools.bench, &args, dir).await?;
+    Ok((process, address(&ready)?))
+}
+
+fn address(ready: &Value) -> Result<SocketAddr> {
+    ready["address"].as_str().and_then(|text| text.parse().ok()).with_context(|| format!("no address in {ready}"))
+}
+
+/// The shipped configuration, with this stack's ports, endpoints, module and filter configuration.
+fn envoy_config(tools: &Tools, options: &StackOptions, endpoints: &[SocketAddr]) -> Result<EnvoyConfig> {
+    let mut config = EnvoyConfig::read(&tools::root().join("envoy/standalone.yaml"))?;
+    config.use_free_ports();
+    config.set_endpoints(MODEL, endpoints);
+    config.set_filter(&tools.filter);
+    let control = config.filter_config("control").context("the control filter")?;
+    control["token"] = json!(options.token);
+    let route = config.filter_config("route").context("the route filter")?;
+    if let Some(own) = &options.filter_config {
+        *route = own.clone();
+    }
+    if route.get("debug_headers").is_none() {
+        route["debug_headers"] = json!(true);
+    }
+    if let (Some(pool), Some(changes)) = (route["pools"][0].as_object_mut(), options.pool.as_object()) {
+        pool.extend(changes.clone());
+    }
+    Ok(config)
+}

