@@ -7,6 +7,6 @@
 #![forbid(unsafe_code)]
 
 pub mod engine;
-//pub mod load;
-//pub mod replica;
+pub mod load;
+pub mod replica;
 pub mod text;
