@@ -1,0 +1,181 @@
+//! `homing-bench`: the stand-in replica and the load generator.
+#![forbid(unsafe_code)]
+
+use anyhow::{Context, Result};
+use clap::{Args, Parser, Subcommand};
+use homing_bench::engine::EngineConfig;
+use homing_bench::load::{self, LoadConfig, SessionShape};
+use homing_bench::replica::{Replica, ReplicaConfig};
+use std::io::{self, IsTerminal, Write};
+use std::net::SocketAddr;
+use std::time::Duration;
+use tokio::signal::unix::{SignalKind, signal};
+
+/// What Homing is measured with.
+#[derive(Parser)]
+#[command(version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Replica(ReplicaArgs),
+    Load(LoadArgs),
+}
+
+/// A stand-in for a vLLM replica: a model of the engine behind vLLM's HTTP endpoints and metrics.
+///
+/// For tests of a proxy in front of it there are two endpoints that vLLM does not have.
+///
+/// GET /debug/requests answers the last 256 requests (but those to /metrics and /debug/) as JSON: a list of
+/// {"method","path","headers":[[name,value],..],"body_length","body_sha256"}, oldest first.
+///
+/// POST /debug/fault with {"mode":MODE} makes the generation endpoints misbehave from now on. MODE is "none", "hang" (accept and never
+/// answer), "error500" (a 500 at once) or "reset" (close the connection without an answer).
+#[derive(Args)]
+struct ReplicaArgs {
+    /// Address and port to listen on; port 0 takes a free one.
+    #[arg(long, default_value = "127.0.0.1:0")]
+    listen: SocketAddr,
+    /// Name of the model.
+    #[arg(long, default_value = "qwen3-4b")]
+    model: String,
+    /// Run the engine's clock this many times faster.
+    #[arg(long, default_value_t = 1.0)]
+    speed: f64,
+    /// Tokens that the KV cache holds.
+    #[arg(long, default_value_t = EngineConfig::default().kv_cache_tokens)]
+    kv_tokens: usize,
+    /// Requests that run at once.
+    #[arg(long, default_value_t = EngineConfig::default().max_num_seqs)]
+    max_num_seqs: usize,
+    /// Tokens computed in one step.
+    #[arg(long, default_value_t = EngineConfig::default().max_num_batched_tokens)]
+    max_num_batched_tokens: usize,
+    /// Tokens a request may have, prompt and output. Lowered to what the KV cache holds.
+    #[arg(long, default_value_t = ReplicaConfig::default().max_model_len)]
+    max_model_len: usize,
+    /// Tokens in a block of the KV cache.
+    #[arg(long, default_value_t = EngineConfig::default().block_size)]
+    block_size: usize,
+    /// Once listening, print one line of JSON, {"address":"127.0.0.1:PORT"}, instead of one for people.
+    #[arg(long)]
+    ready_json: bool,
+}
+
+/// Drives an OpenAI-compatible endpoint with agent sessions and reports what they saw.
+///
+/// A session sends its whole history at each turn and waits for the answer before the next; one that has done its turns is replaced.
+/// Latencies are multiplied and rates divided by --speed, so they are in the time of engines that run faster than real time.
+#[derive(Args)]
+struct LoadArgs {
+    /// Base URL of the endpoint, such as http://127.0.0.1:8080.
+    #[arg(long)]
+    url: String,
+    /// Base URLs of the engines behind it, separated by commas: their metrics give busy replicas and prefix hits.
+    #[arg(long, value_delimiter = ',')]
+    replicas: Vec<String>,
+    /// Sessions at once.
+    #[arg(long, default_value_t = 8)]
+    sessions: usize,
+    /// How long, in real time: 18s, 3m.
+    #[arg(long, default_value = "18s", value_parser = humantime::parse_duration)]
+    duration: Duration,
+    /// How many times faster than real time the engines run.
+    #[arg(long, default_value_t = 1.0)]
+    speed: f64,
+    /// Name of the model.
+    #[arg(long, default_value = "qwen3-4b")]
+    model: String,
+    /// Tokens of the system prompt that all sessions share.
+    #[arg(long, default_value_t = SessionShape::default().system_tokens)]
+    system_tokens: usize,
+    /// Tokens of a session's own first message.
+    #[arg(long, default_value_t = SessionShape::default().first_tokens)]
+    first_tokens: usize,
+    /// Requests in a session, the first included.
+    #[arg(long, default_value_t = SessionShape::default().turns)]
+    turns: usize,
+    /// Tokens added at each later turn.
+    #[arg(long, default_value_t = SessionShape::default().turn_tokens)]
+    turn_tokens: usize,
+    /// Most tokens in an answer.
+    #[arg(long, default_value_t = SessionShape::default().max_tokens)]
+    max_tokens: usize,
+    /// Texts and session ids depend on it alone.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// Print the report as one line of JSON.
+    #[arg(long)]
+    json: bool,
+    /// Show progress on stderr even if that is no terminal.
+    #[arg(long)]
+    progress: bool,
+}
+
+#[tokio::main]
+async fn main() -> Result<()> {
+    match Cli::parse().command {
+        Command::Replica(args) => replica(args).await,
+        Command::Load(args) => load(args).await,
+    }
+}
+
+async fn replica(args: ReplicaArgs) -> Result<()> {
+    let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
+    let engine = EngineConfig {
+        kv_cache_tokens: args.kv_tokens,
+        block_size: args.block_size,
+        max_num_seqs: args.max_num_seqs,
+        max_num_batched_tokens: args.max_num_batched_tokens,
+        ..EngineConfig::default()
+    };
+    let config =
+        ReplicaConfig { listen: args.listen, model: args.model, speed: args.speed, max_model_len: args.max_model_len, engine };
+    let replica = Replica::start(config).await?;
+    if args.ready_json {
+        say(&format!("{{\"address\":\"{}\"}}", replica.address()))?;
+    } else {
+        say(&format!("listening on {}; Ctrl-C ends it", replica.url()))?;
+    }
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    Ok(())
+}
+
+async fn load(args: LoadArgs) -> Result<()> {
+    let shape = SessionShape {
+        system_tokens: args.system_tokens,
+        first_tokens: args.first_tokens,
+        turns: args.turns,
+        turn_tokens: args.turn_tokens,
+        max_tokens: args.max_tokens,
+    };
+    let config = LoadConfig {
+        url: args.url,
+        replicas: args.replicas,
+        model: args.model,
+        sessions: args.sessions,
+        duration: args.duration,
+        speed: args.speed,
+        shape,
+        seed: args.seed,
+        progress: args.progress || io::stderr().is_terminal(),
+    };
+    let report = load::run(config).await?;
+    if io::stderr().is_terminal() {
+        eprint!("\r\x1b[K");
+    }
+    if args.json { say(&serde_json::to_string(&report)?) } else { say(&report.to_string()) }
+}
+
+/// A line on stdout, out at once: whoever started this may be waiting for it.
+fn say(line: &str) -> Result<()> {
+    let mut out = io::stdout().lock();
+    writeln!(out, "{line}").and_then(|()| out.flush()).context("cannot write to stdout")
+}
