@@ -127,6 +127,10 @@ impl Config {
     pub fn parse(text: &str, file: &str) -> Result<Self, ConfigError> {
         // A byte order mark is no part of YAML's content and would shift the columns.
         let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+        if text.lines().map(str::trim).all(|line| line.is_empty() || line.starts_with('#')) {
+            let message = "holds no configuration; at least `pools` is needed".to_owned();
+            return Err(ConfigError { file: file.to_owned(), line_column: None, key: String::new(), message });
+        }
         let options = serde_saphyr::options! { with_snippet: false };
         let mut key = String::new();
         let raw = serde_saphyr::with_deserializer_from_str_with_options(text, options, |de| {
