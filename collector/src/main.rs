@@ -67,6 +67,8 @@ fn check(file: &std::path::Path, json: bool) -> anyhow::Result<()> {
 }
 
 async fn run(file: &std::path::Path, ready_json: bool) -> anyhow::Result<()> {
+    // Before anything says that it runs: whoever starts it may end it at once.
+    let stopped = stop_signal()?;
     let mut collector = Collector::start(&Config::load(file)?).await?;
     tracing::info!("status page and API on http://{}", collector.address());
     if ready_json {
@@ -74,25 +76,35 @@ async fn run(file: &std::path::Path, ready_json: bool) -> anyhow::Result<()> {
     }
     tokio::select! {
         error = collector.failed() => Err(error),
-        signal = stopped() => signal.map(|name| tracing::info!("{name}: ending")),
+        name = stopped => {
+            tracing::info!("{name}: ending");
+            Ok(())
+        }
     }
 }
 
-/// Waits for a request to end.
+/// From this call on, a request to end is noticed; the future tells its name.
 #[cfg(unix)]
-async fn stopped() -> anyhow::Result<&'static str> {
+fn stop_signal() -> anyhow::Result<impl Future<Output = &'static str>> {
     use tokio::signal::unix::{SignalKind, signal};
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
-    tokio::select! {
-        _ = terminate.recv() => Ok("SIGTERM"),
-        _ = interrupt.recv() => Ok("SIGINT"),
-    }
+    Ok(async move {
+        tokio::select! {
+            _ = terminate.recv() => "SIGTERM",
+            _ = interrupt.recv() => "SIGINT",
+        }
+    })
 }
 
-/// Waits for a request to end.
+/// From the future's first poll on, a request to end is noticed; it tells its name.
 #[cfg(not(unix))]
-async fn stopped() -> anyhow::Result<&'static str> {
-    tokio::signal::ctrl_c().await?;
-    Ok("Ctrl-C")
+fn stop_signal() -> anyhow::Result<impl Future<Output = &'static str>> {
+    Ok(async {
+        // Without Ctrl-C the process can still be ended by the system.
+        if tokio::signal::ctrl_c().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+        "Ctrl-C"
+    })
 }
