@@ -1,0 +1,314 @@
+//! What the collector knows of one endpoint and of the replicas behind it. Pure: it is told what a poll brought.
+
+use std::time::Duration;
+
+use homing_routing::replica::ReplicaName;
+use homing_routing::sync::{ReplicaReport, ReplicaState};
+use tokio::time::Instant;
+
+use crate::config::EndpointConfig;
+use crate::hit_rate::HitRate;
+use crate::vllm::{EngineMetrics, Engines};
+
+/// Polls that must fail in a row before an endpoint counts as down; a refused connection counts at once, since nothing listens.
+pub const FAILURES_UNTIL_DOWN: u32 = 2;
+
+/// Why a poll brought nothing.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ScrapeFailure {
+    /// Nothing listens there.
+    #[error("the connection was refused; is vLLM running, and is the port right?")]
+    Refused,
+    /// No connection, for another reason.
+    #[error("no connection: {0}")]
+    Connect(String),
+    /// It took longer than `scrape.timeout`.
+    #[error("no answer within scrape.timeout")]
+    Timeout,
+    /// An HTTP status other than 200. Redirects are not followed: they could lead anywhere.
+    #[error("HTTP status {0} instead of 200; is this vLLM's own port?")]
+    Status(u16),
+    /// The answer is longer than the collector reads.
+    #[error("the answer is longer than {} MiB", crate::scrape::MAX_METRICS_BYTES >> 20)]
+    TooLarge,
+    /// The answer broke off.
+    #[error("the answer broke off: {0}")]
+    Broken(String),
+    /// The answer holds no engine's metrics.
+    #[error("the answer holds no vllm: metrics; is this a vLLM server started without --disable-log-stats?")]
+    NotVllm,
+}
+
+/// One endpoint: a vLLM server with one engine or several.
+#[derive(Debug)]
+pub struct Endpoint {
+    config: EndpointConfig,
+    engines: Vec<Engine>,
+    down: bool,
+    failures: u32,
+    failure: Option<ScrapeFailure>,
+    read_at: Option<Instant>,
+    restarts: u64,
+}
+
+/// One engine of an endpoint: a replica.
+#[derive(Debug)]
+struct Engine {
+    label: u32,
+    replica: ReplicaName,
+    metrics: EngineMetrics,
+    hit_rate: HitRate,
+}
+
+/// A replica with all that is known of it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Replica {
+    /// What Envoys are told.
+    pub report: ReplicaReport,
+    /// What its engine last reported.
+    pub metrics: EngineMetrics,
+    /// Why the endpoint's last poll failed, if it did.
+    pub failure: Option<ScrapeFailure>,
+}
+
+// === impl ScrapeFailure ===
+
+impl ScrapeFailure {
+    /// A short name, for a metric's label.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::Refused => "refused",
+            Self::Connect(_) => "connect",
+            Self::Timeout => "timeout",
+            Self::Status(_) => "status",
+            Self::TooLarge => "too_large",
+            Self::Broken(_) => "broken",
+            Self::NotVllm => "not_vllm",
+        }
+    }
+}
+
+// === impl Endpoint ===
+
+impl Endpoint {
+    /// An endpoint that was never reached: one replica, down.
+    pub fn new(config: EndpointConfig) -> Self {
+        let replica = ReplicaName::endpoint(config.address);
+        let engine = Engine { label: 0, replica, metrics: EngineMetrics::default(), hit_rate: HitRate::default() };
+        Self { config, engines: vec![engine], down: true, failures: 0, failure: None, read_at: None, restarts: 0 }
+    }
+
+    /// Where it is.
+    pub fn config(&self) -> EndpointConfig {
+        self.config
+    }
+
+    /// How often an engine's counters fell, so that it must have restarted.
+    pub fn restarts(&self) -> u64 {
+        self.restarts
+    }
+
+    /// Takes in what a poll read.
+    ///
+    /// One engine is the endpoint itself. Several are ranks, numbered from the smallest `engine` label there: across nodes vLLM
+    /// labels ranks globally, while the header that picks one takes the index on its node.
+    pub fn read(&mut self, now: Instant, engines: &Engines) {
+        let Some(first) = engines.keys().next().copied() else { return self.failed(ScrapeFailure::NotVllm) };
+        let mut before = std::mem::take(&mut self.engines);
+        for (&label, &metrics) in engines {
+            let rank = match (engines.len(), u16::try_from(label - first)) {
+                (1, _) => None,
+                (_, Ok(rank)) => Some(rank),
+                // No server has that many ranks: a stray series.
+                (_, Err(_)) => continue,
+            };
+            let replica = ReplicaName { address: self.config.address, rank };
+            let known = before.iter_mut().find(|engine| engine.label == label);
+            let mut hit_rate = known.map(|engine| std::mem::take(&mut engine.hit_rate)).unwrap_or_default();
+            self.restarts += u64::from(hit_rate.observe(now, metrics.prompt_cache));
+            self.engines.push(Engine { label, replica, metrics, hit_rate });
+        }
+        self.read_at = Some(now);
+        self.down = false;
+        self.failures = 0;
+        self.failure = None;
+    }
+
+    /// Takes in that a poll failed. The last figures stay, with their age.
+    pub fn failed(&mut self, failure: ScrapeFailure) {
+        self.failures = self.failures.saturating_add(1);
+        self.down |= failure == ScrapeFailure::Refused || self.failures >= FAILURES_UNTIL_DOWN;
+        self.failure = Some(failure);
+    }
+
+    /// The state of each replica.
+    pub fn states(&self) -> Vec<(ReplicaName, ReplicaState)> {
+        self.engines.iter().map(|engine| (engine.replica, self.state(engine))).collect()
+    }
+
+    /// Every replica there; `max_num_seqs` is the pool's, 0 when unknown.
+    pub fn replicas(&self, now: Instant, max_num_seqs: u32) -> impl Iterator<Item = Replica> {
+        let age_ms = self.read_at.map(|read_at| now.duration_since(read_at)).map(whole_ms);
+        self.engines.iter().map(move |engine| Replica {
+            report: ReplicaReport {
+                replica: engine.replica,
+                state: self.state(engine),
+                running: engine.metrics.running,
+                waiting: engine.metrics.waiting,
+                kv_usage: engine.metrics.kv_usage,
+                cache_tokens: engine.metrics.cache_tokens,
+                max_num_seqs,
+                prefix_hit_rate: engine.hit_rate.rate(now),
+                age_ms,
+            },
+            metrics: engine.metrics,
+            failure: self.failure.clone(),
+        })
+    }
+
+    /// Down before asleep before draining: what keeps a replica from answering is said first.
+    fn state(&self, engine: &Engine) -> ReplicaState {
+        if self.down {
+            ReplicaState::Down
+        } else if engine.metrics.asleep {
+            ReplicaState::Asleep
+        } else if self.config.drain {
+            ReplicaState::Draining
+        } else {
+            ReplicaState::Ready
+        }
+    }
+}
+
+/// A duration in whole milliseconds.
+pub(crate) fn whole_ms(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::time::advance;
+
+    fn endpoint(drain: bool) -> Endpoint {
+        Endpoint::new(EndpointConfig { address: "10.0.0.1:8000".parse().expect("an address"), drain })
+    }
+
+    fn engines(labels: &[u32]) -> Engines {
+        labels.iter().map(|&label| (label, EngineMetrics { running: label + 1, ..EngineMetrics::default() })).collect()
+    }
+
+    fn reports(endpoint: &Endpoint) -> Vec<ReplicaReport> {
+        endpoint.replicas(Instant::now(), 32).map(|replica| replica.report).collect()
+    }
+
+    fn state(endpoint: &Endpoint) -> ReplicaState {
+        endpoint.states()[0].1
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn before_the_first_reading_a_replica_is_down_and_its_figures_have_no_age() {
+        let reports = reports(&endpoint(false));
+        assert_eq!(reports.len(), 1);
+        assert_eq!((reports[0].state, reports[0].age_ms), (ReplicaState::Down, None));
+        assert_eq!(reports[0].replica.to_string(), "10.0.0.1:8000");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_reading_makes_it_ready_and_ages() {
+        let mut endpoint = endpoint(false);
+        endpoint.read(Instant::now(), &engines(&[0]));
+        advance(Duration::from_millis(700)).await;
+        let report = &reports(&endpoint)[0];
+        assert_eq!((report.state, report.running, report.max_num_seqs, report.age_ms), (ReplicaState::Ready, 1, 32, Some(700)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_failure_is_forgiven_and_two_in_a_row_are_not() {
+        let mut endpoint = endpoint(false);
+        endpoint.read(Instant::now(), &engines(&[0]));
+        endpoint.failed(ScrapeFailure::Timeout);
+        assert_eq!(state(&endpoint), ReplicaState::Ready);
+        endpoint.read(Instant::now(), &engines(&[0]));
+        endpoint.failed(ScrapeFailure::Timeout);
+        assert_eq!(state(&endpoint), ReplicaState::Ready, "the reading in between counts");
+        endpoint.failed(ScrapeFailure::Status(500));
+        assert_eq!(state(&endpoint), ReplicaState::Down);
+        endpoint.read(Instant::now(), &engines(&[0]));
+        assert_eq!(state(&endpoint), ReplicaState::Ready);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_refused_connection_is_down_at_once_and_the_last_figures_keep_their_age() {
+        let mut endpoint = endpoint(false);
+        endpoint.read(Instant::now(), &engines(&[4]));
+        advance(Duration::from_millis(250)).await;
+        endpoint.failed(ScrapeFailure::Refused);
+        let report = &reports(&endpoint)[0];
+        assert_eq!((report.state, report.running, report.age_ms), (ReplicaState::Down, 5, Some(250)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn text_without_engines_is_a_failure() {
+        let mut endpoint = endpoint(false);
+        endpoint.read(Instant::now(), &Engines::new());
+        assert_eq!(endpoint.failure, Some(ScrapeFailure::NotVllm));
+        assert_eq!(state(&endpoint), ReplicaState::Down);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn draining_wins_over_ready_and_over_nothing_else() {
+        let mut endpoint = endpoint(true);
+        assert_eq!(state(&endpoint), ReplicaState::Down);
+        endpoint.read(Instant::now(), &engines(&[0]));
+        assert_eq!(state(&endpoint), ReplicaState::Draining);
+        let asleep = EngineMetrics { asleep: true, ..EngineMetrics::default() };
+        endpoint.read(Instant::now(), &Engines::from([(0, asleep)]));
+        assert_eq!(state(&endpoint), ReplicaState::Asleep);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn each_rank_sleeps_on_its_own() {
+        let mut endpoint = endpoint(false);
+        let mut both = engines(&[0, 1]);
+        both.entry(1).or_default().asleep = true;
+        endpoint.read(Instant::now(), &both);
+        let states: Vec<_> = endpoint.states().into_iter().map(|(_, state)| state).collect();
+        assert_eq!(states, [ReplicaState::Ready, ReplicaState::Asleep]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_engine_is_the_endpoint_whatever_its_label() {
+        let mut endpoint = endpoint(false);
+        endpoint.read(Instant::now(), &engines(&[3]));
+        assert_eq!(reports(&endpoint)[0].replica.to_string(), "10.0.0.1:8000");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn several_engines_are_ranks_counted_from_the_smallest_label() {
+        let mut endpoint = endpoint(false);
+        endpoint.read(Instant::now(), &engines(&[2, 3]));
+        let names: Vec<_> = reports(&endpoint).iter().map(|report| (report.replica.to_string(), report.running)).collect();
+        assert_eq!(names, [("10.0.0.1:8000#0".to_owned(), 3), ("10.0.0.1:8000#1".to_owned(), 4)]);
+        endpoint.failed(ScrapeFailure::Refused);
+        assert_eq!(endpoint.states().len(), 2, "the ranks are known while the endpoint is down");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_restart_is_seen_and_the_hit_rate_begins_anew() {
+        use crate::vllm::{PromptCache, PromptCacheSource::BySource};
+        let mut endpoint = endpoint(false);
+        let mut read = |tokens, hits| {
+            let prompt_cache = Some(PromptCache { source: BySource, tokens, hits });
+            endpoint.read(Instant::now(), &Engines::from([(0, EngineMetrics { prompt_cache, ..EngineMetrics::default() })]));
+            (reports(&endpoint)[0].prefix_hit_rate, endpoint.restarts())
+        };
+        assert_eq!(read(100, 0), (None, 0));
+        advance(Duration::from_millis(250)).await;
+        assert_eq!(read(200, 25), (Some(0.25), 0));
+        advance(Duration::from_millis(250)).await;
+        assert_eq!(read(0, 0), (None, 1));
+        advance(Duration::from_millis(250)).await;
+        assert_eq!(read(100, 50), (Some(0.5), 1));
+    }
+}

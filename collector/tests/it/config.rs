@@ -1,0 +1,132 @@
+//! A configuration is understood as a whole, and a mistake is reported with its place, its key and what is allowed.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use homing_collector::config::{Config, ControlUrl, ScrapeConfig, TokenSource};
+
+const POOL: &str = "pools: [{cluster: a, replicas: [{address: '127.0.0.1:8001'}]}]\n";
+
+fn parse(text: &str) -> Config {
+    Config::parse(text, "homing.yaml").unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// The mistake as the user reads it.
+fn mistake(text: &str) -> String {
+    Config::parse(text, "homing.yaml").expect_err("a mistake").to_string()
+}
+
+#[test]
+fn everything_can_be_given() {
+    let config = parse(
+        "
+listen: 127.0.0.1:9000
+scrape: { interval: 500ms, timeout: 2s }
+envoys:
+- url: http://127.0.0.1:9901
+  token_file: /run/secrets/token
+- url: unix:/run/envoy.sock
+  token: abc
+- url: http://[::1]:9901/
+pools:
+- cluster: qwen3-4b
+  max_num_seqs: 32
+  replicas:
+  - address: 127.0.0.1:8001
+  - address: '[::1]:8001'
+    drain: true
+",
+    );
+    assert_eq!(config.listen, "127.0.0.1:9000".parse().expect("an address"));
+    assert_eq!(config.scrape, ScrapeConfig { interval: Duration::from_millis(500), timeout: Duration::from_secs(2) });
+    let urls: Vec<_> = config.envoys.iter().map(|envoy| envoy.url.to_string()).collect();
+    assert_eq!(urls, ["http://127.0.0.1:9901", "unix:/run/envoy.sock", "http://[::1]:9901"]);
+    assert_eq!(config.envoys[1].url, ControlUrl::Unix(PathBuf::from("/run/envoy.sock")));
+    assert_eq!(config.envoys[0].token, Some(TokenSource::File(PathBuf::from("/run/secrets/token"))));
+    assert_eq!(config.envoys[2].token, None);
+    let pool = &config.pools[0];
+    assert_eq!((pool.cluster.as_str(), pool.max_num_seqs), ("qwen3-4b", Some(32)));
+    assert_eq!(pool.replicas.iter().map(|replica| replica.drain).collect::<Vec<_>>(), [false, true]);
+}
+
+#[test]
+fn only_pools_are_needed() {
+    let config = parse(POOL);
+    assert_eq!(config.listen, "127.0.0.1:9900".parse().expect("an address"));
+    assert_eq!(config.scrape, ScrapeConfig { interval: Duration::from_millis(250), timeout: Duration::from_secs(1) });
+    assert!(config.envoys.is_empty());
+}
+
+#[test]
+fn an_unknown_key_is_named_with_the_allowed_ones_and_its_place() {
+    let text = mistake("pools:\n- cluster: a\n  replicas:\n  - address: 127.0.0.1:8001\n    drian: true\n");
+    for part in ["homing.yaml:5:5", "pools[0].replicas[0].drian: unknown field", "address, drain"] {
+        assert!(text.contains(part), "{part} is not in: {text}");
+    }
+}
+
+#[test]
+fn every_mistake_names_its_place_its_key_and_what_is_allowed() {
+    let replica = |line: &str| format!("pools:\n- cluster: a\n  replicas:\n  - address: 127.0.0.1:8001\n  - {line}\n");
+    let envoy = |lines: &str| format!("{POOL}envoys:\n- {lines}\n");
+    let cases = [
+        ("listen: localhost\npools: []\n".to_owned(), ":1:9: listen: ", "ip:port"),
+        (format!("{POOL}scrape: {{ interval: 250 }}\n"), ":2:21: scrape.interval: ", "250ms"),
+        (format!("{POOL}scrape: {{ interval: 1ms }}\n"), ":2:21: scrape.interval: ", "from 50ms to 10s"),
+        (format!("{POOL}scrape: {{ timeout: 2h }}\n"), ":2:20: scrape.timeout: ", "from 50ms to 30s"),
+        (replica("address: gpu-1:8001"), ":5:14: pools[0].replicas[1].address: ", "names are not resolved"),
+        (replica("address: 127.0.0.1:0"), ":5:14: pools[0].replicas[1].address: ", "the port vLLM listens on"),
+        (replica("address: 127.0.0.1:8001"), ":5:14: pools[0].replicas[1].address: ", "named twice"),
+        (replica("drain: true"), ":5:5: pools[0].replicas[1]: ", "missing field `address`"),
+        ("pools: []\n".to_owned(), ":1:8: pools: ", "at least one pool"),
+        ("pools: [{cluster: a, replicas: []}]\n".to_owned(), ":1:32: pools[0].replicas: ", "1 to 1024"),
+        ("pools: [{cluster: '', replicas: [{address: '1.1.1.1:1'}]}]\n".to_owned(), ":1:19: pools[0].cluster: ", "1 to 256 bytes"),
+        (POOL.replace("a,", "a, max_num_seqs: 0,"), ":1:36: pools[0].max_num_seqs: ", "1 to 65536"),
+        (format!("{}, {}\n", POOL.trim_end().trim_end_matches(']'), &POOL[8..].trim()), "pools[1].cluster: ", "named twice"),
+        (envoy("url: https://127.0.0.1:9901"), ":3:8: envoys[0].url: ", "http://ip:port or unix:"),
+        (envoy("url: unix:envoy.sock"), ":3:8: envoys[0].url: ", "must be absolute"),
+        (envoy("url: http://envoy:9901"), ":3:8: envoys[0].url: ", "http://ip:port or unix:"),
+        (envoy("url: unix:/a\n- url: unix:/a"), ":4:8: envoys[1].url: ", "only once"),
+        (envoy("url: unix:/a\n  token: a\n  token_file: /b"), ":4:10: envoys[0].token: ", "not both"),
+        (envoy("url: unix:/a\n  token: 'a b'"), ":4:10: envoys[0].token: ", "without spaces"),
+        ("pools: [\n".to_owned(), "homing.yaml:", ""),
+        (String::new(), "homing.yaml", "`pools` is needed"),
+        ("# nothing\n".to_owned(), "homing.yaml", "`pools` is needed"),
+        ("listen: 127.0.0.1:1\n".to_owned(), ":1:1: ", "missing field `pools`"),
+    ];
+    for (text, place, allowed) in cases {
+        let message = mistake(&text);
+        assert!(
+            message.contains(place) && message.contains(allowed),
+            "expected `{place}` and `{allowed}` in:\n{message}\nfor:\n{text}"
+        );
+        assert_eq!(message.lines().count(), 1, "{message}");
+    }
+}
+
+#[test]
+fn a_file_that_cannot_be_read_is_named() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let missing = folder.path().join("none.yaml");
+    let message = Config::load(&missing).expect_err("no file").to_string();
+    assert!(message.starts_with(&missing.display().to_string()) && message.contains("cannot be read"), "{message}");
+}
+
+#[test]
+fn a_token_is_never_shown() {
+    let config = parse(&format!("{POOL}envoys: [{{url: 'unix:/a', token: hunter2}}]\n"));
+    let json = serde_json::to_string(&config).expect("JSON");
+    for text in [format!("{config:?}"), config.summary(), json] {
+        assert!(!text.contains("hunter2"), "{text}");
+    }
+}
+
+#[test]
+fn a_token_file_is_read_without_the_white_space_around_it() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("token");
+    std::fs::write(&path, "secret\n").expect("a file");
+    assert_eq!(TokenSource::File(path.clone()).read(), Ok("secret".to_owned()));
+    std::fs::write(&path, "\n").expect("a file");
+    assert!(TokenSource::File(path).read().is_err());
+}

@@ -1,0 +1,344 @@
+//! Stand-ins for a vLLM server and for an Envoy's control listener, in this process, and a running collector to look at.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse, Redirect, Response};
+use axum::routing::{get, post};
+use homing_collector::Collector;
+use homing_collector::config::Config;
+use homing_routing::sync::{Binding, OutcomeCounts, PoolAnswer, ReplicaAnswer, SYNC_PATH, SYNC_VERSION, SyncAnswer, SyncRequest};
+use serde_json::Value;
+use tokio::net::TcpListener;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+/// Everything here happens within milliseconds; a test that waits this long has failed.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+pub(crate) const IDLE: &str = include_str!("../../testdata/vllm-0.26.0.txt");
+pub(crate) const TWO_RANKS: &str = include_str!("../../testdata/vllm-0.26.0-dp2-load.txt");
+
+/// A server that ends, with its connections, when it is stopped.
+pub(crate) struct Server {
+    pub(crate) address: SocketAddr,
+    stop: oneshot::Sender<()>,
+    task: JoinHandle<()>,
+}
+
+impl Server {
+    async fn start(address: SocketAddr, router: Router) -> Self {
+        let listener = TcpListener::bind(address).await.expect("a free port");
+        let address = listener.local_addr().expect("an address");
+        let (stop, stopped) = oneshot::channel::<()>();
+        let task = tokio::spawn(async move {
+            let stopped = async move { drop(stopped.await) };
+            axum::serve(listener, router).with_graceful_shutdown(stopped).await.expect("a server");
+        });
+        Self { address, stop, task }
+    }
+
+    /// Returns once nothing listens any more.
+    pub(crate) async fn stop(self) {
+        drop(self.stop);
+        self.task.await.expect("a server");
+    }
+}
+
+/// What a fake replica answers.
+#[derive(Clone)]
+pub(crate) enum Metrics {
+    Text(String),
+    Status(u16),
+    /// A redirect to the path `/elsewhere`.
+    Redirect,
+    /// This many bytes of metrics, their length told at the start or not.
+    Long {
+        bytes: usize,
+        announced: bool,
+    },
+    /// Nothing, for ever.
+    Silence,
+}
+
+/// A vLLM server's `/metrics`.
+pub(crate) struct FakeReplica {
+    pub(crate) server: Server,
+    pub(crate) state: Arc<ReplicaState>,
+}
+
+pub(crate) struct ReplicaState {
+    metrics: Mutex<Metrics>,
+    pub(crate) asked: AtomicUsize,
+    pub(crate) asked_elsewhere: AtomicUsize,
+}
+
+impl FakeReplica {
+    pub(crate) async fn start(metrics: Metrics) -> Self {
+        Self::start_at("127.0.0.1:0".parse().expect("an address"), metrics).await
+    }
+
+    pub(crate) async fn start_at(address: SocketAddr, metrics: Metrics) -> Self {
+        let state = Arc::new(ReplicaState { metrics: Mutex::new(metrics), asked: 0.into(), asked_elsewhere: 0.into() });
+        let router =
+            Router::new().route("/metrics", get(metrics_text)).route("/elsewhere", get(elsewhere)).with_state(state.clone());
+        Self { server: Server::start(address, router).await, state }
+    }
+
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.server.address
+    }
+
+    pub(crate) fn set(&self, metrics: Metrics) {
+        *self.state.metrics.lock().expect("a lock") = metrics;
+    }
+
+    pub(crate) fn asked(&self) -> usize {
+        self.state.asked.load(Ordering::SeqCst)
+    }
+}
+
+async fn elsewhere(State(state): State<Arc<ReplicaState>>) -> String {
+    state.asked_elsewhere.fetch_add(1, Ordering::SeqCst);
+    IDLE.to_owned()
+}
+
+async fn metrics_text(State(state): State<Arc<ReplicaState>>) -> Response {
+    state.asked.fetch_add(1, Ordering::SeqCst);
+    let metrics = state.metrics.lock().expect("a lock").clone();
+    match metrics {
+        Metrics::Text(text) => text.into_response(),
+        Metrics::Status(status) => StatusCode::from_u16(status).expect("a status").into_response(),
+        Metrics::Redirect => Redirect::temporary("/elsewhere").into_response(),
+        Metrics::Long { bytes, announced } => {
+            let text = IDLE.repeat(bytes / IDLE.len() + 1);
+            if announced {
+                return text.into_response();
+            }
+            let pieces =
+                text.into_bytes().chunks(1 << 16).map(Bytes::copy_from_slice).map(Ok::<_, std::io::Error>).collect::<Vec<_>>();
+            Body::from_stream(Pieces(pieces.into_iter())).into_response()
+        }
+        Metrics::Silence => std::future::pending().await,
+    }
+}
+
+/// A body whose length is not known at its start.
+struct Pieces(std::vec::IntoIter<std::io::Result<Bytes>>);
+
+impl futures_util::Stream for Pieces {
+    type Item = std::io::Result<Bytes>;
+
+    fn poll_next(mut self: std::pin::Pin<&mut Self>, _: &mut std::task::Context<'_>) -> std::task::Poll<Option<Self::Item>> {
+        std::task::Poll::Ready(self.0.next())
+    }
+}
+
+/// How a fake Envoy answers.
+#[derive(Clone)]
+pub(crate) enum Behaviour {
+    /// As the filter's control role does.
+    Obey,
+    /// As the control role does when it wants this bearer token.
+    Want(&'static str),
+    Refuse(u16, &'static str),
+    Say(&'static str),
+    /// As the control role does when a later collector has been there.
+    Later,
+    Silence,
+}
+
+/// An Envoy's control listener.
+pub(crate) struct FakeEnvoy {
+    pub(crate) server: Server,
+    pub(crate) state: Arc<EnvoyState>,
+}
+
+pub(crate) struct EnvoyState {
+    behaviour: Mutex<Behaviour>,
+    pub(crate) taken: Mutex<Vec<SyncRequest>>,
+    pub(crate) asked: AtomicUsize,
+}
+
+impl EnvoyState {
+    pub(crate) fn new(behaviour: Behaviour) -> Arc<Self> {
+        Arc::new(Self { behaviour: Mutex::new(behaviour), taken: Mutex::default(), asked: 0.into() })
+    }
+
+    pub(crate) fn router(self: &Arc<Self>) -> Router {
+        Router::new().route(SYNC_PATH, post(sync)).with_state(self.clone())
+    }
+
+    pub(crate) fn taken(&self) -> Vec<SyncRequest> {
+        self.taken.lock().expect("a lock").clone()
+    }
+}
+
+impl FakeEnvoy {
+    pub(crate) async fn start(behaviour: Behaviour) -> Self {
+        Self::start_at("127.0.0.1:0".parse().expect("an address"), behaviour).await
+    }
+
+    pub(crate) async fn start_at(address: SocketAddr, behaviour: Behaviour) -> Self {
+        let state = EnvoyState::new(behaviour);
+        Self { server: Server::start(address, state.router()).await, state }
+    }
+
+    pub(crate) fn set(&self, behaviour: Behaviour) {
+        *self.state.behaviour.lock().expect("a lock") = behaviour;
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("http://{}", self.server.address)
+    }
+}
+
+async fn sync(State(state): State<Arc<EnvoyState>>, headers: HeaderMap, body: Bytes) -> Response {
+    state.asked.fetch_add(1, Ordering::SeqCst);
+    let behaviour = state.behaviour.lock().expect("a lock").clone();
+    let authorization = headers.get("authorization").map(|value| value.to_str().expect("text").to_owned());
+    match behaviour {
+        Behaviour::Want(token) if authorization != Some(format!("Bearer {token}")) => StatusCode::UNAUTHORIZED.into_response(),
+        Behaviour::Refuse(status, body) => (StatusCode::from_u16(status).expect("a status"), body).into_response(),
+        Behaviour::Say(text) => text.into_response(),
+        Behaviour::Silence => std::future::pending().await,
+        Behaviour::Obey | Behaviour::Want(_) | Behaviour::Later => {
+            let request: SyncRequest = serde_json::from_slice(&body).expect("a snapshot");
+            let mut answer = answer(&request);
+            if matches!(behaviour, Behaviour::Later) {
+                answer.generation += 1;
+            }
+            state.taken.lock().expect("a lock").push(request);
+            axum::Json(answer).into_response()
+        }
+    }
+}
+
+/// Three requests in flight on every replica, and one conversation that got its home.
+fn answer(request: &SyncRequest) -> SyncAnswer {
+    let replica = |report: &homing_routing::sync::ReplicaReport| ReplicaAnswer {
+        replica: report.replica,
+        in_flight: 3,
+        spill_threshold: 8,
+        requests: OutcomeCounts { placed: 3, ..OutcomeCounts::default() },
+    };
+    let pools = request.pools.iter().map(|pool| PoolAnswer {
+        cluster: pool.cluster.clone(),
+        affinity: true,
+        replicas: pool.replicas.iter().map(replica).collect(),
+    });
+    let home = request.pools[0].replicas[0].replica;
+    SyncAnswer {
+        version: SYNC_VERSION,
+        generation: request.generation,
+        sequence: request.sequence,
+        pools: pools.collect(),
+        bindings: vec![Binding { conversation: "0".repeat(32), home, last_turn: 1 }],
+        bindings_dropped: 0,
+    }
+}
+
+/// A running collector and its own HTTP.
+pub(crate) struct Running {
+    pub(crate) collector: Collector,
+    client: reqwest::Client,
+}
+
+/// A configuration with one pool `pool` and everything as fast as it may be.
+pub(crate) fn config(replicas: &[SocketAddr], more: &str) -> String {
+    let replicas: String = replicas.iter().map(|address| format!("  - address: {address}\n")).collect();
+    format!(
+        "listen: 127.0.0.1:0\nscrape: {{ interval: 50ms, timeout: 300ms }}\n{more}pools:\n- cluster: pool\n  max_num_seqs: 32\n  replicas:\n{replicas}"
+    )
+}
+
+/// The part of a configuration that names Envoys.
+pub(crate) fn envoys(entries: &[&str]) -> String {
+    let entries: String = entries.iter().map(|entry| format!("- {{ {entry} }}\n")).collect();
+    format!("envoys:\n{entries}")
+}
+
+pub(crate) async fn run(config: &str) -> Running {
+    let config = Config::parse(config, "test.yaml").expect("a configuration");
+    let collector = Collector::start(&config).await.expect("a collector");
+    Running { collector, client: reqwest::Client::builder().no_proxy().build().expect("a client") }
+}
+
+impl Running {
+    pub(crate) async fn get(&self, path: &str) -> (StatusCode, HeaderMap, String) {
+        let url = format!("http://{}{path}", self.collector.address());
+        let response = self.client.get(url).send().await.expect("an answer");
+        (response.status(), response.headers().clone(), response.text().await.expect("text"))
+    }
+
+    pub(crate) async fn status(&self) -> Value {
+        serde_json::from_str(&self.get("/api/v1/pools").await.2).expect("JSON")
+    }
+
+    /// Waits until the status is as described, and returns it.
+    pub(crate) async fn until(&self, what: &str, holds: impl Fn(&Value) -> bool) -> Value {
+        let mut status = Value::Null;
+        let waiting = async {
+            loop {
+                status = self.status().await;
+                if holds(&status) {
+                    return;
+                }
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        if tokio::time::timeout(PATIENCE, waiting).await.is_err() {
+            panic!("never seen: {what}; the last status was {status:#}");
+        }
+        status
+    }
+
+    /// Waits until the pool's replica at `index` is in `state`, and returns it.
+    pub(crate) async fn until_replica(&self, index: usize, state: &str) -> Value {
+        let pointer = format!("/pools/0/replicas/{index}");
+        let status = self
+            .until(&format!("replica {index} {state}"), |status| {
+                status.pointer(&pointer).is_some_and(|replica| replica["state"] == state)
+            })
+            .await;
+        status.pointer(&pointer).cloned().expect("a replica")
+    }
+
+    /// Waits until the Envoy at `index` is as described, and returns it.
+    pub(crate) async fn until_envoy(&self, index: usize, what: &str, holds: impl Fn(&Value) -> bool) -> Value {
+        let status = self.until(what, |status| holds(&status["envoys"][index])).await;
+        status["envoys"][index].clone()
+    }
+}
+
+/// An address at which nothing listens for now.
+pub(crate) async fn free_address() -> SocketAddr {
+    Server::start("127.0.0.1:0".parse().expect("an address"), Router::new()).await.close().await
+}
+
+impl Server {
+    async fn close(self) -> SocketAddr {
+        let address = self.address;
+        self.stop().await;
+        address
+    }
+}
+
+/// Whether a problem says `text`.
+pub(crate) fn says(problem: &Value, text: &str) -> bool {
+    problem.as_str().is_some_and(|problem| problem.contains(text))
+}
+
+/// Serves a fake Envoy on a Unix socket for the rest of the test.
+pub(crate) fn serve_unix(path: &Path, state: &Arc<EnvoyState>) -> JoinHandle<()> {
+    let listener = tokio::net::UnixListener::bind(path).expect("a socket");
+    let router = state.router();
+    tokio::spawn(async move { axum::serve(listener, router).await.expect("a server") })
+}

@@ -1,0 +1,133 @@
+//! Pushing snapshots, end to end: what a fake control listener gets, and what the API shows of its answers.
+
+use std::sync::atomic::Ordering;
+
+use crate::fakes::{
+    Behaviour, EnvoyState, FakeEnvoy, FakeReplica, IDLE, Metrics, config, envoys, free_address, run, says, serve_unix,
+};
+use homing_routing::sync::{ReplicaState, SYNC_VERSION};
+
+async fn replica() -> FakeReplica {
+    FakeReplica::start(Metrics::Text(IDLE.to_owned())).await
+}
+
+#[tokio::test]
+async fn an_envoy_gets_snapshots_and_what_it_answers_is_shown() {
+    let replica = replica().await;
+    let envoy = FakeEnvoy::start(Behaviour::Obey).await;
+    let collector = run(&config(&[replica.address()], &envoys(&[&format!("url: '{}'", envoy.url())]))).await;
+    let seen = collector.until_envoy(0, "five answers", |envoy| envoy["answered"].as_u64() >= Some(5)).await;
+    let answered = &seen["pools"][0]["replicas"][0];
+    assert_eq!((&answered["in_flight"], &answered["spill_threshold"]), (&3.into(), &8.into()));
+    assert!(seen["bindings"].as_u64() >= Some(5) && seen["problem"].is_null());
+
+    collector.until_replica(0, "ready").await;
+    let before = envoy.state.taken().len();
+    collector.until_envoy(0, "a later answer", |envoy| envoy["answered"].as_u64() > Some(before as u64 + 1)).await;
+    let taken = envoy.state.taken();
+    let sequences: Vec<_> = taken.iter().map(|request| request.sequence).collect();
+    assert_eq!(sequences, (1..=taken.len() as u64).collect::<Vec<_>>());
+    let last = taken.last().expect("a snapshot");
+    assert_eq!(last.version, SYNC_VERSION);
+    assert!(taken.iter().all(|request| request.generation == last.generation && request.generation > 1_700_000_000_000));
+    let report = &last.pools[0].replicas[0];
+    assert_eq!((last.pools[0].cluster.as_str(), report.state, report.max_num_seqs), ("pool", ReplicaState::Ready, 32));
+    assert_eq!(report.replica.address, replica.address());
+}
+
+#[tokio::test]
+async fn envoys_that_are_away_or_silent_hold_up_no_other() {
+    let replica = replica().await;
+    let away = free_address().await;
+    let silent = FakeEnvoy::start(Behaviour::Silence).await;
+    let good = FakeEnvoy::start(Behaviour::Obey).await;
+    let urls = [format!("url: 'http://{away}'"), format!("url: '{}'", silent.url()), format!("url: '{}'", good.url())];
+    let collector = run(&config(&[replica.address()], &envoys(&urls.each_ref().map(String::as_str)))).await;
+    // The silent one is given up after a second; the good one gets a snapshot every 50 ms meanwhile.
+    let status = collector.until("a timeout", |status| says(&status["envoys"][1]["problem"], "no answer within 1 s")).await;
+    assert!(says(&status["envoys"][0]["problem"], "cannot be reached"), "{status:#}");
+    assert!(status["envoys"][2]["answered"].as_u64() >= Some(5), "{status:#}");
+}
+
+#[tokio::test]
+async fn an_envoy_that_comes_late_or_restarts_gets_the_next_snapshot() {
+    let replica = replica().await;
+    let address = free_address().await;
+    let collector = run(&config(&[replica.address()], &envoys(&[&format!("url: 'http://{address}'")]))).await;
+    collector.until_envoy(0, "away", |envoy| says(&envoy["problem"], "cannot be reached")).await;
+    let first = FakeEnvoy::start_at(address, Behaviour::Obey).await;
+    collector.until_envoy(0, "taken", |envoy| envoy["problem"].is_null() && envoy["answered"].as_u64() >= Some(1)).await;
+    let last = first.state.taken().last().expect("a snapshot").sequence;
+    first.server.stop().await;
+    let second = FakeEnvoy::start_at(address, Behaviour::Obey).await;
+    collector.until("a snapshot for the second", |_| !second.state.taken().is_empty()).await;
+    assert!(second.state.taken()[0].sequence > last);
+}
+
+#[tokio::test]
+async fn a_token_is_sent_and_a_changed_token_file_is_read_again() {
+    let replica = replica().await;
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("token");
+    std::fs::write(&file, "first\n").expect("a file");
+    let envoy = FakeEnvoy::start(Behaviour::Want("first")).await;
+    let entry = format!("url: '{}', token_file: '{}'", envoy.url(), file.display());
+    let collector = run(&config(&[replica.address()], &envoys(&[&entry]))).await;
+    collector.until_envoy(0, "taken", |envoy| envoy["answered"].as_u64() >= Some(1)).await;
+
+    envoy.set(Behaviour::Want("second"));
+    let refused = collector.until_envoy(0, "refused", |envoy| says(&envoy["problem"], "401")).await;
+    assert!(says(&refused["problem"], "token_file"), "{refused:#}");
+    std::fs::write(&file, "second\n").expect("a file");
+    collector.until_envoy(0, "taken again", |envoy| envoy["problem"].is_null()).await;
+}
+
+#[tokio::test]
+async fn a_token_in_the_configuration_is_sent() {
+    let replica = replica().await;
+    let envoy = FakeEnvoy::start(Behaviour::Want("abc")).await;
+    let entry = format!("url: '{}', token: abc", envoy.url());
+    let collector = run(&config(&[replica.address()], &envoys(&[&entry]))).await;
+    collector.until_envoy(0, "taken", |envoy| envoy["answered"].as_u64() >= Some(1)).await;
+}
+
+#[tokio::test]
+async fn what_an_envoy_refuses_is_shown_with_what_to_do_and_it_is_asked_less_often() {
+    let replica = replica().await;
+    let envoy = FakeEnvoy::start(Behaviour::Refuse(404, "no\nsuch <path>")).await;
+    let collector = run(&config(&[replica.address()], &envoys(&[&format!("url: '{}'", envoy.url())]))).await;
+    let seen = collector.until_envoy(0, "refused", |envoy| says(&envoy["problem"], "404 (no such <path>)")).await;
+    assert!(says(&seen["problem"], "`role: control`"), "{seen:#}");
+    assert_eq!(seen["answered"], 0);
+    collector.until("thirty polls", |_| replica.asked() >= 30).await;
+    // Both begin with every 50 ms; here the pause doubles up to two seconds.
+    assert!(envoy.state.asked.load(Ordering::SeqCst) <= 10);
+    let page = collector.get("/").await.2;
+    assert!(page.contains("no such &#60;path&#62;") && !page.contains("<path>"), "{page}");
+}
+
+#[tokio::test]
+async fn an_answer_that_is_none_is_shown_and_so_is_a_later_collector() {
+    let replica = replica().await;
+    let envoy = FakeEnvoy::start(Behaviour::Say("<html>")).await;
+    let collector = run(&config(&[replica.address()], &envoys(&[&format!("url: '{}'", envoy.url())]))).await;
+    collector.until_envoy(0, "not an answer", |envoy| says(&envoy["problem"], "its answer is not one of")).await;
+    envoy.set(Behaviour::Say(r#"{"version":9,"generation":0,"sequence":0,"pools":[],"bindings":[],"bindings_dropped":0}"#));
+    collector.until_envoy(0, "another version", |envoy| says(&envoy["problem"], "version 9 instead of 1")).await;
+    envoy.set(Behaviour::Later);
+    collector.until_envoy(0, "a later collector", |envoy| says(&envoy["problem"], "let one collector push")).await;
+}
+
+#[tokio::test]
+async fn a_control_listener_may_be_a_unix_socket() {
+    let replica = replica().await;
+    let folder = tempfile::tempdir().expect("a folder");
+    let socket = folder.path().join("control.sock");
+    let state = EnvoyState::new(Behaviour::Obey);
+    let collector = run(&config(&[replica.address()], &envoys(&[&format!("url: 'unix:{}'", socket.display())]))).await;
+    collector.until_envoy(0, "away", |envoy| says(&envoy["problem"], "cannot be reached")).await;
+    let server = serve_unix(&socket, &state);
+    let seen = collector.until_envoy(0, "taken", |envoy| envoy["answered"].as_u64() >= Some(2)).await;
+    assert_eq!(seen["url"], format!("unix:{}", socket.display()));
+    server.abort();
+}
