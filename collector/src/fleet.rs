@@ -109,6 +109,14 @@ impl Pool {
         replicas.truncate(MAX_REPLICAS);
         replicas
     }
+
+    /// Says so in the log when ranks make the pool larger than it may be.
+    pub(crate) fn warn_of_too_many(&self) {
+        let count: usize = self.endpoints.iter().map(|endpoint| lock(endpoint).states().len()).sum();
+        if count > MAX_REPLICAS {
+            tracing::warn!("pool {} has {count} replicas with its ranks; those after {MAX_REPLICAS} are left out", self.cluster);
+        }
+    }
 }
 
 // === impl Envoy ===
