@@ -97,7 +97,7 @@ pub struct EndpointConfig {
 
 /// What is wrong with a configuration file, and where.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{}{}{}{}", self.file, self.place(), if self.key.is_empty() { String::new() } else { format!("{}: ", self.key) }, self.message)]
+#[error("{file}{place}: {message}", place = self.place())]
 pub struct ConfigError {
     /// The file as it was named.
     pub file: String,
@@ -191,8 +191,10 @@ impl Config {
 // === impl ConfigError ===
 
 impl ConfigError {
+    /// Where in the file, as `:line:column: key`, as far as it is known.
     fn place(&self) -> String {
-        self.line_column.map_or(": ".to_owned(), |(line, column)| format!(":{line}:{column}: "))
+        let at = self.line_column.map(|(line, column)| format!(":{line}:{column}")).unwrap_or_default();
+        if self.key.is_empty() { at } else { format!("{at}: {}", self.key) }
     }
 }
 
