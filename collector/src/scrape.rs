@@ -59,7 +59,10 @@ pub(crate) async fn run(
             log_states(&pool.cluster, &after, &reason);
             pool.warn_of_too_many();
         }
-        first = false;
+        if first {
+            fleet.first_poll_ended();
+            first = false;
+        }
     }
 }
 
