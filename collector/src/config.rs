@@ -3,15 +3,16 @@
 //! Every mistake is reported with its place (`file:line:column`), the key it belongs to (`pools[0].replicas[1].address`) and what
 //! is allowed there.
 
-use std::collections::HashSet;
+mod file;
+
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use homing_routing::sync::MAX_REPLICAS;
 use serde::{Deserialize, Deserializer, Serialize};
-use serde_saphyr::Spanned;
+
+use self::file::RawConfig;
 
 /// A checked configuration.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -31,10 +32,10 @@ pub struct Config {
 #[serde(deny_unknown_fields, default)]
 pub struct ScrapeConfig {
     /// The time between two polls of an endpoint.
-    #[serde(deserialize_with = "interval", serialize_with = "as_text")]
+    #[serde(deserialize_with = "file::interval", serialize_with = "as_text")]
     pub interval: Duration,
     /// How long one poll may take, from connecting to the last byte.
-    #[serde(deserialize_with = "timeout", serialize_with = "as_text")]
+    #[serde(deserialize_with = "file::timeout", serialize_with = "as_text")]
     pub timeout: Duration,
 }
 
@@ -96,7 +97,7 @@ pub struct EndpointConfig {
 
 /// What is wrong with a configuration file, and where.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{}{}{}{}", self.file, self.place(), if self.key.is_empty() { String::new() } else { format!("{}: ", self.key) }, self.message)]
+#[error("{file}{place}: {message}", place = self.place())]
 pub struct ConfigError {
     /// The file as it was named.
     pub file: String,
@@ -136,7 +137,8 @@ impl Config {
         let raw = serde_saphyr::with_deserializer_from_str_with_options(text, options, |de| {
             serde_path_to_error::deserialize::<_, RawConfig>(de).map_err(|error| {
                 // `Spanned` shows as a step of its own; no key of ours is called `value`.
-                key = error.path().to_string().replace(".value", "");
+                // A place without a name shows as `?`.
+                key = error.path().to_string().replace(".value", "").replace(".?", "");
                 if key == "." {
                     key.clear();
                 }
@@ -147,7 +149,7 @@ impl Config {
             file: file.to_owned(),
             line_column: error.location().map(|at| (at.line(), at.column())),
             key: key.clone(),
-            message: without_place(&error.to_string()),
+            message: explain(&error.to_string()),
         })?;
         raw.check().map_err(|fault| ConfigError {
             file: file.to_owned(),
@@ -189,16 +191,29 @@ impl Config {
 // === impl ConfigError ===
 
 impl ConfigError {
+    /// Where in the file, as `:line:column: key`, as far as it is known.
     fn place(&self) -> String {
-        self.line_column.map_or(": ".to_owned(), |(line, column)| format!(":{line}:{column}: "))
+        let at = self.line_column.map(|(line, column)| format!(":{line}:{column}")).unwrap_or_default();
+        if self.key.is_empty() { at } else { format!("{at}: {}", self.key) }
     }
 }
 
-/// The parser's message without the place, which the error carries in front already.
-fn without_place(message: &str) -> String {
-    match message.strip_prefix("error: ").unwrap_or(message) {
-        m if m.starts_with("line ") => m.split_once(": ").map_or(m, |(_, rest)| rest).to_owned(),
-        m => m.rsplit_once(" at line ").map_or(m, |(text, _)| text).to_owned(),
+/// The parser's message in the user's words, without the place, which the error carries in front already.
+fn explain(message: &str) -> String {
+    let message = message.strip_prefix("error: ").unwrap_or(message);
+    let message = match message.strip_prefix("line ") {
+        Some(rest) => rest.split_once(": ").map_or(message, |(_, rest)| rest),
+        None => message.rsplit_once(" at line ").map_or(message, |(text, _)| text),
+    };
+    match message {
+        "invalid u32" => "a whole number is needed".to_owned(),
+        "invalid boolean" => "write true or false".to_owned(),
+        "expected sequence start" => "a list is needed, its entries begin with `- `".to_owned(),
+        "expected mapping start" => "keys with values are needed, such as `key: value`".to_owned(),
+        _ => match message.strip_prefix("duplicate mapping key: ") {
+            Some(rest) => format!("`{}` is given twice; keep one", rest.split(',').next().unwrap_or(rest)),
+            None => message.to_owned(),
+        },
     }
 }
 
@@ -278,170 +293,7 @@ impl fmt::Debug for TokenSource {
     }
 }
 
-// === what stands in the file ===
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct RawConfig {
-    #[serde(default = "default_listen", deserialize_with = "address")]
-    listen: SocketAddr,
-    #[serde(default)]
-    scrape: ScrapeConfig,
-    #[serde(default)]
-    envoys: Vec<RawEnvoy>,
-    pools: Spanned<Vec<RawPool>>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct RawEnvoy {
-    url: Spanned<ControlUrl>,
-    token: Option<Spanned<String>>,
-    token_file: Option<PathBuf>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct RawPool {
-    cluster: Spanned<String>,
-    max_num_seqs: Option<Spanned<u32>>,
-    replicas: Spanned<Vec<RawEndpoint>>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct RawEndpoint {
-    address: Spanned<Address>,
-    #[serde(default)]
-    drain: bool,
-}
-
-#[derive(Deserialize)]
-#[serde(transparent)]
-struct Address(#[serde(deserialize_with = "address")] SocketAddr);
-
-/// A mistake that only shows when values are compared.
-struct Fault {
-    at: serde_saphyr::Location,
-    key: String,
-    message: String,
-}
-
-fn require<T>(holds: bool, at: &Spanned<T>, key: impl FnOnce() -> String, message: impl FnOnce() -> String) -> Result<(), Fault> {
-    if holds { Ok(()) } else { Err(Fault { at: at.referenced, key: key(), message: message() }) }
-}
-
-impl RawConfig {
-    fn check(self) -> Result<Config, Fault> {
-        let mut urls = HashSet::new();
-        let mut envoys = Vec::new();
-        for (index, envoy) in self.envoys.into_iter().enumerate() {
-            let key = |name: &str| format!("envoys[{index}].{name}");
-            require(
-                urls.insert(envoy.url.value.clone()),
-                &envoy.url,
-                || key("url"),
-                || "an Envoy may be named only once; remove this entry".to_owned(),
-            )?;
-            let token = match (envoy.token, envoy.token_file) {
-                (None, None) => None,
-                (None, Some(path)) => Some(TokenSource::File(path)),
-                (Some(token), path) => {
-                    let source = TokenSource::Inline(token.value.clone());
-                    require(path.is_none(), &token, || key("token"), || "set `token` or `token_file`, not both".to_owned())?;
-                    let read = source.read();
-                    require(read.is_ok(), &token, || key("token"), || read.clone().err().unwrap_or_default())?;
-                    Some(source)
-                }
-            };
-            envoys.push(EnvoyConfig { url: envoy.url.value, token });
-        }
-        let named = !self.pools.value.is_empty();
-        require(named, &self.pools, || "pools".to_owned(), || "at least one pool is needed".to_owned())?;
-        let mut clusters = HashSet::new();
-        let mut pools = Vec::new();
-        for (index, pool) in self.pools.value.into_iter().enumerate() {
-            let new = clusters.insert(pool.cluster.value.clone());
-            let key = || format!("pools[{index}].cluster");
-            require(new, &pool.cluster, key, || format!("`{}` is named twice; a cluster is one pool", pool.cluster.value))?;
-            pools.push(pool.check(index)?);
-        }
-        Ok(Config { listen: self.listen, scrape: self.scrape, envoys, pools })
-    }
-}
-
-impl RawPool {
-    fn check(self, index: usize) -> Result<PoolConfig, Fault> {
-        let name = &self.cluster.value;
-        require(
-            !name.is_empty() && name.len() <= 256,
-            &self.cluster,
-            || format!("pools[{index}].cluster"),
-            || "the name of an Envoy cluster is needed, 1 to 256 bytes".to_owned(),
-        )?;
-        if let Some(seqs) = &self.max_num_seqs {
-            let allowed = (1..=65_536).contains(&seqs.value);
-            require(
-                allowed,
-                seqs,
-                || format!("pools[{index}].max_num_seqs"),
-                || format!("{} is not from 1 to 65536; give vLLM's --max-num-seqs", seqs.value),
-            )?;
-        }
-        let count = self.replicas.value.len();
-        require(
-            (1..=MAX_REPLICAS).contains(&count),
-            &self.replicas,
-            || format!("pools[{index}].replicas"),
-            || format!("{count} replicas; 1 to {MAX_REPLICAS} are allowed"),
-        )?;
-        let mut addresses = HashSet::new();
-        let mut replicas = Vec::new();
-        for (at, replica) in self.replicas.value.into_iter().enumerate() {
-            let Address(address) = replica.address.value;
-            let key = || format!("pools[{index}].replicas[{at}].address");
-            require(address.port() != 0, &replica.address, key, || "port 0 is no place; give the port vLLM listens on".to_owned())?;
-            require(addresses.insert(address), &replica.address, key, || {
-                format!("{address} is named twice in this pool; one entry an endpoint, its ranks are found in its metrics")
-            })?;
-            replicas.push(EndpointConfig { address, drain: replica.drain });
-        }
-        Ok(PoolConfig { cluster: self.cluster.value, max_num_seqs: self.max_num_seqs.map(|seqs| seqs.value), replicas })
-    }
-}
-
-// === values ===
-
-fn default_listen() -> SocketAddr {
-    (IpAddr::V4(Ipv4Addr::LOCALHOST), 9900).into()
-}
-
-fn address<'de, D: Deserializer<'de>>(deserializer: D) -> Result<SocketAddr, D::Error> {
-    let text = String::deserialize(deserializer)?;
-    text.parse().map_err(|_| {
-        serde::de::Error::custom(format!("`{text}` is not an address: write ip:port or [ipv6]:port; names are not resolved"))
-    })
-}
-
-fn interval<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
-    duration(deserializer, Duration::from_millis(50), Duration::from_secs(10))
-}
-
-fn timeout<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
-    duration(deserializer, Duration::from_millis(50), Duration::from_secs(30))
-}
-
-fn duration<'de, D: Deserializer<'de>>(deserializer: D, least: Duration, most: Duration) -> Result<Duration, D::Error> {
-    let text = String::deserialize(deserializer)?;
-    match humantime::parse_duration(&text) {
-        Ok(duration) if (least..=most).contains(&duration) => Ok(duration),
-        _ => Err(serde::de::Error::custom(format!(
-            "`{text}` is not a duration from {} to {}; write it with its unit, such as 250ms or 1s",
-            humantime::format_duration(least),
-            humantime::format_duration(most)
-        ))),
-    }
-}
+// === how values are shown ===
 
 fn as_text<S: serde::Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(&humantime::format_duration(*duration))

@@ -6,6 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use homing_routing::sync::{MAX_REPLICAS, PoolReport, SYNC_VERSION, SyncAnswer, SyncRequest};
+use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::config::{Config, EnvoyConfig};
@@ -20,6 +21,8 @@ pub struct Fleet {
     pub pools: Vec<Pool>,
     /// The Envoys, in the configuration's order.
     pub envoys: Vec<Envoy>,
+    /// How many endpoints were polled, with whatever result.
+    polled: watch::Sender<usize>,
 }
 
 /// The endpoints of one pool.
@@ -69,7 +72,19 @@ impl Fleet {
         });
         let envoys = config.envoys.iter().map(|envoy| Envoy { config: envoy.clone(), exchanges: Mutex::default() });
         let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        Self { generation: whole_ms(started), pools: pools.collect(), envoys: envoys.collect() }
+        Self { generation: whole_ms(started), pools: pools.collect(), envoys: envoys.collect(), polled: watch::Sender::default() }
+    }
+
+    /// Counts an endpoint's first poll.
+    pub(crate) fn first_poll_ended(&self) {
+        self.polled.send_modify(|count| *count += 1);
+    }
+
+    /// Waits until every endpoint was polled once. What is known before says that replicas are down which were only not asked yet.
+    pub(crate) async fn all_polled(&self) {
+        let endpoints = self.pools.iter().map(Pool::len).sum();
+        // The sender is this fleet's own, so it is not closed while this waits.
+        let _ = self.polled.subscribe().wait_for(|&count| count >= endpoints).await;
     }
 
     /// What an Envoy is sent: the state of every pool at `now`.
@@ -108,6 +123,14 @@ impl Pool {
         }
         replicas.truncate(MAX_REPLICAS);
         replicas
+    }
+
+    /// Says so in the log when ranks make the pool larger than it may be.
+    pub(crate) fn warn_of_too_many(&self) {
+        let count: usize = self.endpoints.iter().map(|endpoint| lock(endpoint).states().len()).sum();
+        if count > MAX_REPLICAS {
+            tracing::warn!("pool {} has {count} replicas with its ranks; those after {MAX_REPLICAS} are left out", self.cluster);
+        }
     }
 }
 

@@ -29,8 +29,8 @@ pub(crate) async fn read_body(mut response: Response, limit: usize) -> Result<By
     if announced > limit as u64 {
         return Err(BodyError::TooLarge);
     }
-    // The length is checked against the limit above, so it may be trusted with memory.
-    let mut body = BytesMut::with_capacity(announced as usize);
+    // Room for the usual body at once; what is announced beyond it is believed when it arrives.
+    let mut body = BytesMut::with_capacity(announced.min(128 << 10) as usize);
     while let Some(chunk) = response.chunk().await.map_err(BodyError::Broken)? {
         if body.len() + chunk.len() > limit {
             return Err(BodyError::TooLarge);

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use homing_routing::replica::ReplicaName;
 use homing_routing::sync::ReplicaState;
 use reqwest::{Client, StatusCode, Url};
 use tokio::time::{Instant, MissedTickBehavior};
@@ -38,6 +39,7 @@ pub(crate) async fn run(
     tokio::time::sleep(interval.mul_f64(rand::random_range(0.0..1.0))).await;
     let mut ticks = tokio::time::interval(interval);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut first = true;
     loop {
         ticks.tick().await;
         let started = Instant::now();
@@ -53,8 +55,13 @@ pub(crate) async fn run(
         }
         let after = endpoint.states();
         drop(endpoint);
-        if before != after {
-            log_changes(&pool.cluster, &after, &reason);
+        if before != after || first {
+            log_states(&pool.cluster, &after, &reason);
+            pool.warn_of_too_many();
+        }
+        if first {
+            fleet.first_poll_ended();
+            first = false;
         }
     }
 }
@@ -83,7 +90,7 @@ async fn scrape(client: &Client, url: Url) -> Result<Engines, ScrapeFailure> {
     if engines.is_empty() { Err(ScrapeFailure::NotVllm) } else { Ok(engines) }
 }
 
-fn log_changes(cluster: &str, states: &[(homing_routing::replica::ReplicaName, ReplicaState)], reason: &str) {
+fn log_states(cluster: &str, states: &[(ReplicaName, ReplicaState)], reason: &str) {
     for (replica, state) in states {
         match state {
             ReplicaState::Ready => tracing::info!("pool {cluster}: {replica} is ready"),

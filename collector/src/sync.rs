@@ -171,10 +171,12 @@ fn unix_socket(_: reqwest::ClientBuilder, path: &std::path::Path) -> anyhow::Res
 
 /// Pushes snapshots to the Envoy at `index` of the fleet for ever, one every `interval`.
 ///
+/// It begins when every endpoint was polled once, or a collector that restarts would tell a running Envoy that all replicas are down.
 /// An Envoy that restarted needs nothing special: it gets the next snapshot like any other.
 pub(crate) async fn run(fleet: Arc<Fleet>, index: usize, mut control: Control, interval: Duration, telemetry: Arc<Telemetry>) {
     let envoy = &fleet.envoys[index];
     let telemetry = telemetry.envoy(&envoy.config.url.to_string());
+    fleet.all_polled().await;
     let mut complaints = HashSet::new();
     let mut pause = interval;
     for sequence in 1.. {

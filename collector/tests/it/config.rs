@@ -50,6 +50,12 @@ pools:
 }
 
 #[test]
+fn the_shipped_example_is_valid() {
+    let config = parse(include_str!("../../example.yaml"));
+    assert_eq!((config.envoys.len(), config.pools[0].replicas.len()), (1, 2));
+}
+
+#[test]
 fn only_pools_are_needed() {
     let config = parse(POOL);
     assert_eq!(config.listen, "127.0.0.1:9900".parse().expect("an address"));
@@ -89,6 +95,11 @@ fn every_mistake_names_its_place_its_key_and_what_is_allowed() {
         (envoy("url: unix:/a\n- url: unix:/a"), ":4:8: envoys[1].url: ", "only once"),
         (envoy("url: unix:/a\n  token: a\n  token_file: /b"), ":4:10: envoys[0].token: ", "not both"),
         (envoy("url: unix:/a\n  token: 'a b'"), ":4:10: envoys[0].token: ", "without spaces"),
+        (POOL.replace("a,", "a, max_num_seqs: some,"), ":1:36: pools[0].max_num_seqs: ", "a whole number"),
+        (POOL.replace("a,", "a, cluster: b,"), ":1:22: pools[0]: ", "`cluster` is given twice"),
+        (replica("{address: '127.0.0.1:9', drain: maybe}"), "pools[0].replicas[1].drain: ", "true or false"),
+        ("pools: a\n".to_owned(), ":1:8: pools: ", "a list is needed"),
+        (format!("{POOL}scrape: 250ms\n"), ":2:9: scrape: ", "keys with values"),
         ("pools: [\n".to_owned(), "homing.yaml:", ""),
         (String::new(), "homing.yaml", "`pools` is needed"),
         ("# nothing\n".to_owned(), "homing.yaml", "`pools` is needed"),

@@ -12,6 +12,7 @@ use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Redirect, Response};
 use axum::routing::{get, post};
+use axum::serve::ListenerExt as _;
 use homing_collector::Collector;
 use homing_collector::config::Config;
 use homing_routing::sync::{Binding, OutcomeCounts, PoolAnswer, ReplicaAnswer, SYNC_PATH, SYNC_VERSION, SyncAnswer, SyncRequest};
@@ -29,6 +30,7 @@ pub(crate) const TWO_RANKS: &str = include_str!("../../testdata/vllm-0.26.0-dp2-
 /// A server that ends, with its connections, when it is stopped.
 pub(crate) struct Server {
     pub(crate) address: SocketAddr,
+    pub(crate) connections: Arc<AtomicUsize>,
     stop: oneshot::Sender<()>,
     task: JoinHandle<()>,
 }
@@ -37,12 +39,17 @@ impl Server {
     async fn start(address: SocketAddr, router: Router) -> Self {
         let listener = TcpListener::bind(address).await.expect("a free port");
         let address = listener.local_addr().expect("an address");
+        let connections = Arc::new(AtomicUsize::new(0));
+        let counted = connections.clone();
+        let listener = listener.tap_io(move |_| {
+            counted.fetch_add(1, Ordering::SeqCst);
+        });
         let (stop, stopped) = oneshot::channel::<()>();
         let task = tokio::spawn(async move {
             let stopped = async move { drop(stopped.await) };
             axum::serve(listener, router).with_graceful_shutdown(stopped).await.expect("a server");
         });
-        Self { address, stop, task }
+        Self { address, connections, stop, task }
     }
 
     /// Returns once nothing listens any more.

@@ -57,6 +57,14 @@ async fn a_silent_replica_delays_no_other() {
 }
 
 #[tokio::test]
+async fn a_connection_is_kept_from_poll_to_poll() {
+    let replica = FakeReplica::start(text(IDLE)).await;
+    let collector = run(&config(&[replica.address()], "").replace("300ms", "10s")).await;
+    collector.until("ten polls", |_| replica.asked() >= 10).await;
+    assert_eq!(replica.server.connections.load(Ordering::SeqCst), 1);
+}
+
+#[tokio::test]
 async fn a_redirect_is_not_followed() {
     let replica = FakeReplica::start(Metrics::Redirect).await;
     let collector = run(&config(&[replica.address()], "")).await;

@@ -36,6 +36,19 @@ async fn an_envoy_gets_snapshots_and_what_it_answers_is_shown() {
 }
 
 #[tokio::test]
+async fn the_first_snapshot_calls_no_replica_down_that_was_only_not_asked_yet() {
+    let (first, second) = (replica().await, replica().await);
+    let silent = FakeReplica::start(Metrics::Silence).await;
+    let envoy = FakeEnvoy::start(Behaviour::Obey).await;
+    let addresses = [first.address(), silent.address(), second.address()];
+    let text = config(&addresses, &envoys(&[&format!("url: '{}'", envoy.url())]));
+    let collector = run(&text.replace("interval: 50ms", "interval: 500ms")).await;
+    collector.until("a snapshot", |_| !envoy.state.taken().is_empty()).await;
+    let states: Vec<_> = envoy.state.taken()[0].pools[0].replicas.iter().map(|report| report.state).collect();
+    assert_eq!(states, [ReplicaState::Ready, ReplicaState::Down, ReplicaState::Ready]);
+}
+
+#[tokio::test]
 async fn envoys_that_are_away_or_silent_hold_up_no_other() {
     let replica = replica().await;
     let away = free_address().await;
