@@ -1,1 +1,166 @@
-//! placeholder
+//! What the end-to-end tests share: a stack, a client, and Envoy's statistics.
+
+#![forbid(unsafe_code)]
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::net::SocketAddr;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use reqwest::{Client, Response};
+use serde_json::{Value, json};
+use tokio::time::{Instant, sleep};
+use xtask::stack::{MODEL, Stack, StackOptions};
+use xtask::tools::Tools;
+
+/// How long a condition may take to hold.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// The binaries, built once.
+///
+/// # Panics
+/// If they cannot be built.
+pub fn tools() -> &'static Tools {
+    static TOOLS: OnceLock<Tools> = OnceLock::new();
+    TOOLS.get_or_init(|| Tools::ensure().expect("the tools"))
+}
+
+/// Starts a stack whose stand-in replicas are a hundred times faster than real ones.
+///
+/// # Errors
+/// If it does not start.
+pub async fn fast_stack(options: StackOptions) -> Result<Stack> {
+    stack_at_speed(options, 100.0).await
+}
+
+/// Starts a stack whose stand-in replicas run at this speed.
+///
+/// # Errors
+/// If it does not start.
+pub async fn stack_at_speed(mut options: StackOptions, speed: f64) -> Result<Stack> {
+    options.replica_args.extend(["--speed".to_owned(), speed.to_string()]);
+    let stack = Stack::start(tools(), options).await?;
+    if stack.collector.is_some() {
+        eventually("the first snapshot", async || Ok(metrics(&stack).await?.contains_key("homing_snapshot_version"))).await?;
+    }
+    Ok(stack)
+}
+
+/// Waits until a condition holds.
+///
+/// # Errors
+/// If it does not within half a minute, or cannot be told.
+pub async fn eventually(what: &str, mut condition: impl AsyncFnMut() -> Result<bool>) -> Result<()> {
+    let deadline = Instant::now() + PATIENCE;
+    while !condition().await? {
+        ensure!(Instant::now() < deadline, "waited {PATIENCE:?} for {what}");
+        sleep(Duration::from_millis(20)).await;
+    }
+    Ok(())
+}
+
+/// A chat request that asks for this many tokens.
+pub fn chat_body(text: &str, max_tokens: u32) -> Value {
+    json!({ "model": MODEL, "max_tokens": max_tokens, "messages": [{ "role": "user", "content": text }] })
+}
+
+/// What a turn's answer says of its routing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Turn {
+    /// The status.
+    pub status: u16,
+    /// `x-homing-outcome`.
+    pub outcome: String,
+    /// `x-homing-replica`.
+    pub replica: String,
+    /// `x-homing-source`.
+    pub source: String,
+}
+
+impl Turn {
+    /// Reads it off an answer.
+    pub fn of(response: &Response) -> Self {
+        let header = |name| response.headers().get(name).and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned();
+        Self {
+            status: response.status().as_u16(),
+            outcome: header("x-homing-outcome"),
+            replica: header("x-homing-replica"),
+            source: header("x-homing-source"),
+        }
+    }
+}
+
+/// One turn of a conversation over a connection of its own, read to its end.
+///
+/// # Errors
+/// If there is no answer.
+pub async fn turn(stack: &Stack, conversation: &str, max_tokens: u32) -> Result<Turn> {
+    let client = Client::builder().pool_max_idle_per_host(0).build()?;
+    let request = client.post(chat_url(stack)).header("x-session-id", conversation);
+    let response = request.json(&chat_body(conversation, max_tokens)).send().await.context("a turn")?;
+    let turn = Turn::of(&response);
+    response.bytes().await.context("the rest of a turn")?;
+    Ok(turn)
+}
+
+/// Where chat completions go.
+pub fn chat_url(stack: &Stack) -> String {
+    format!("http://{}/v1/chat/completions", stack.proxy)
+}
+
+/// Envoy's statistics of Homing by name, then by labels (as they are written) and value.
+///
+/// # Errors
+/// If Envoy does not answer.
+pub async fn metrics(stack: &Stack) -> Result<BTreeMap<String, Vec<(String, u64)>>> {
+    let url = format!("http://{}/stats/prometheus?filter=homing", stack.envoy.admin);
+    let text = reqwest::get(url).await?.text().await?;
+    let mut metrics: BTreeMap<_, Vec<_>> = BTreeMap::new();
+    for line in text.lines().filter(|line| line.starts_with("homing")) {
+        let (series, value) = line.rsplit_once(' ').context("a value")?;
+        let (name, labels) = series.split_once('{').unwrap_or((series, "}"));
+        metrics.entry(name.to_owned()).or_default().push((labels.trim_end_matches('}').to_owned(), value.parse()?));
+    }
+    Ok(metrics)
+}
+
+/// The sum of one statistic over the labels that contain every one of `labels`.
+///
+/// # Errors
+/// If Envoy does not answer.
+pub async fn sum(stack: &Stack, name: &str, labels: &[&str]) -> Result<u64> {
+    let metrics = metrics(stack).await?;
+    let series = metrics.get(name).into_iter().flatten();
+    Ok(series.filter(|(own, _)| labels.iter().all(|label| own.contains(label))).map(|(_, value)| value).sum())
+}
+
+/// Waits until no request is in flight, as every test must end.
+///
+/// # Errors
+/// If a count stays.
+pub async fn all_given_back(stack: &Stack) -> Result<()> {
+    eventually("every in-flight to be given back", async || Ok(sum(stack, "homing_in_flight", &[]).await? == 0)).await
+}
+
+/// The requests a stand-in replica has received, oldest first.
+///
+/// # Errors
+/// If it does not answer.
+pub async fn received(replica: SocketAddr) -> Result<Vec<Value>> {
+    Ok(reqwest::get(format!("http://{replica}/debug/requests")).await?.json().await?)
+}
+
+/// Runs futures at the same time.
+pub async fn together<T: Send + 'static>(tasks: impl IntoIterator<Item = impl Future<Output = T> + Send + 'static>) -> Vec<T> {
+    let tasks: Vec<_> = tasks.into_iter().map(tokio::spawn).collect();
+    let mut results = Vec::with_capacity(tasks.len());
+    for task in tasks {
+        match task.await {
+            Ok(result) => results.push(result),
+            Err(error) => std::panic::resume_unwind(error.into_panic()),
+        }
+    }
+    results
+}

@@ -1,0 +1,8 @@
+//! End-to-end tests on a real Envoy, with stand-in replicas and the real collector.
+
+mod bodies;
+mod configuration;
+mod control;
+mod failures;
+mod headers;
+mod routing;
