@@ -19,10 +19,10 @@ pub struct DemoOptions {
     #[arg(long, value_delimiter = ',', default_value = "4,8,16")]
     sessions: Vec<u32>,
     /// Seconds a stage takes on the clock of the machine.
-    #[arg(long, default_value_t = 18)]
+    #[arg(long, default_value_t = 20)]
     seconds: u64,
     /// How many times faster than an RTX A4000 the stand-in replicas compute.
-    #[arg(long, default_value_t = 10.0)]
+    #[arg(long, default_value_t = 15.0)]
     speed: f64,
     /// Print the figures as JSON instead of a table.
     #[arg(long)]
@@ -60,11 +60,15 @@ pub async fn demo(options: DemoOptions) -> Result<()> {
 async fn run(options: &DemoOptions) -> Result<()> {
     let tools = Tools::ensure()?;
     let mut stages = Vec::new();
+    let mut stack = Stack::start(&tools, stack_options(options)).await?;
     for affinity in [false, true] {
-        let stack = Stack::start(&tools, stack_options(options, affinity)).await?;
+        // The replicas are not restarted, as in the measurement this follows.
+        stack.restart_envoy(json!({ "affinity": affinity })).await?;
         for sessions in &options.sessions {
             say(&format!("{sessions} sessions for {} s, affinity {}", options.seconds, on_off(affinity)));
-            stages.push((affinity, stage(&tools, &stack, options, *sessions).await?));
+            // Sessions of one stage are not those of another.
+            let figures = stage(&tools, &stack, options, *sessions, stages.len()).await?;
+            stages.push((affinity, figures));
         }
     }
     if options.json {
@@ -76,22 +80,17 @@ async fn run(options: &DemoOptions) -> Result<()> {
     Ok(())
 }
 
-fn stack_options(options: &DemoOptions, affinity: bool) -> StackOptions {
-    StackOptions {
-        replica_args: vec!["--speed".into(), options.speed.to_string()],
-        pool: json!({ "affinity": affinity }),
-        ..StackOptions::default()
-    }
+fn stack_options(options: &DemoOptions) -> StackOptions {
+    StackOptions { replica_args: vec!["--speed".into(), options.speed.to_string()], ..StackOptions::default() }
 }
 
-async fn stage(tools: &Tools, stack: &Stack, options: &DemoOptions, sessions: u32) -> Result<Stage> {
+async fn stage(tools: &Tools, stack: &Stack, options: &DemoOptions, sessions: u32, seed: usize) -> Result<Stage> {
     let replicas: Vec<_> = stack.replicas.iter().map(|(_, address)| format!("http://{address}")).collect();
     let mut command = Command::new(&tools.bench);
     command.args(["load", "--json", "--model", MODEL, "--url", &format!("http://{}", stack.proxy)]);
     command.args(["--sessions", &sessions.to_string(), "--duration", &format!("{}s", options.seconds)]);
     command.args(["--speed", &options.speed.to_string(), "--replicas", &replicas.join(",")]);
-    // Sessions of one stage are not those of another.
-    command.args(["--seed", &sessions.to_string()]);
+    command.args(["--seed", &seed.to_string()]);
     command.stdin(std::process::Stdio::null()).stdout(std::process::Stdio::piped()).kill_on_drop(true);
     let limit = Duration::from_secs(options.seconds.saturating_add(60));
     let output = tokio::time::timeout(limit, command.spawn()?.wait_with_output()).await.context("the load did not end")??;

@@ -78,15 +78,28 @@ impl Stack {
         for number in 1..=options.replicas {
             replicas.push(start_replica(tools, &options, number, "127.0.0.1:0", dir.path()).await?);
         }
-        let endpoints: Vec<_> = replicas.iter().map(|(_, address)| *address).collect();
-        let config = envoy_config(tools, &options, &endpoints)?;
-        let envoy = Envoy::start(&tools.envoy, &config, options.concurrency, dir.path()).await?;
+        let envoy = start_envoy(tools, &options, &replicas, dir.path()).await?;
         let (proxy, control) = (envoy.listener("proxy")?, envoy.listener("control")?);
         let mut stack = Self { envoy, collector: None, replicas, proxy, control, dir, tools: tools.clone(), options };
         if stack.options.collector {
             stack.start_collector().await?;
         }
         Ok(stack)
+    }
+
+    /// Starts Envoy and the collector again with other keys for the pool; the replicas and their caches stay.
+    ///
+    /// # Errors
+    /// If one of them does not start.
+    pub async fn restart_envoy(&mut self, pool: Value) -> Result<()> {
+        self.collector = None;
+        self.options.pool = pool;
+        self.envoy = start_envoy(&self.tools, &self.options, &self.replicas, self.dir.path()).await?;
+        (self.proxy, self.control) = (self.envoy.listener("proxy")?, self.envoy.listener("control")?);
+        if self.options.collector {
+            self.start_collector().await?;
+        }
+        Ok(())
     }
 
     /// Starts the collector.
@@ -124,6 +137,12 @@ impl Stack {
         self.replicas[index] = start_replica(&self.tools, &self.options, index + 1, &listen, self.dir.path()).await?;
         Ok(())
     }
+}
+
+async fn start_envoy(tools: &Tools, options: &StackOptions, replicas: &[(Process, SocketAddr)], dir: &Path) -> Result<Envoy> {
+    let endpoints: Vec<_> = replicas.iter().map(|(_, address)| *address).collect();
+    let config = envoy_config(tools, options, &endpoints)?;
+    Envoy::start(&tools.envoy, &config, options.concurrency, dir).await
 }
 
 async fn start_replica(
