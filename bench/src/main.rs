@@ -36,7 +36,7 @@ enum Command {
 /// answer), "error500" (a 500 at once) or "reset" (close the connection without an answer).
 #[derive(Args)]
 struct ReplicaArgs {
-    /// Address and port to listen on; port 0 takes a free one.
+    /// Loopback address and port to listen on; port 0 takes a free one.
     #[arg(long, default_value = "127.0.0.1:0")]
     listen: SocketAddr,
     /// Name of the model.

@@ -1,7 +1,10 @@
-//! The load generator against stand-in replicas.
+//! The load generator against stand-in replicas, and against an endpoint that names replicas as Homing does.
 
+use axum::Json;
+use axum::routing::post;
 use homing_bench::load::{self, LoadConfig, SessionShape};
 use homing_bench::replica::{Replica, ReplicaConfig};
+use serde_json::Value;
 use std::time::Duration;
 
 async fn replica(speed: f64) -> Replica {
@@ -56,6 +59,31 @@ async fn more_sessions_than_the_cache_holds_lose_their_hits() {
     let report = load::run(LoadConfig { sessions: 8, ..config(&replica, 400.0) }).await.unwrap();
     assert!(report.errors.is_empty(), "{report:?}");
     assert!(report.prefix_hits.unwrap() < 75.0, "{report:?}");
+}
+
+/// Serves each session's first two turns on `a` and the third on `b`; the answer is one chunk.
+async fn moves_after_two_turns(Json(body): Json<Value>) -> ([(&'static str, &'static str); 1], &'static str) {
+    // A system prompt, then a message and an answer a turn.
+    let turn = body["messages"].as_array().unwrap().len() / 2;
+    let stream = "data: {\"choices\":[{\"delta\":{\"content\":\"yes\"}}]}\n\n\
+                  data: {\"choices\":[],\"usage\":{\"completion_tokens\":5}}\n\ndata: [DONE]\n\n";
+    ([("x-homing-replica", if turn <= 2 { "a" } else { "b" })], stream)
+}
+
+#[tokio::test]
+async fn turns_have_stayed_if_the_replica_of_the_turn_before_served_them() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let router = axum::Router::new().route("/v1/chat/completions", post(moves_after_two_turns));
+    let server = tokio::spawn(axum::serve(listener, router).into_future());
+    let shape = SessionShape { system_tokens: 1, first_tokens: 1, turns: 3, ..SessionShape::default() };
+    let config = LoadConfig { shape, sessions: 1, duration: Duration::from_secs(1), ..LoadConfig::new(url) };
+    let report = load::run(config).await.unwrap();
+    server.abort();
+    assert!(report.sessions_completed >= 10, "{report:?}");
+    // One of two in each whole session; the last may have been cut between them.
+    assert!((report.stayed.unwrap() - 50.0).abs() < 3.0, "{report:?}");
+    assert!((report.output_tokens_per_minute / 60.0 * report.duration_s / report.turns as f64 - 5.0).abs() < 1e-6, "{report:?}");
 }
 
 #[tokio::test]

@@ -103,9 +103,9 @@ async fn a_client_that_leaves_takes_its_request_along() {
         until_metric(&replica, "vllm:num_requests_running", 1.0).await;
         // Streamed, the answer has begun and waits in the task's result; otherwise the task still waits for it.
         if stream {
-            drop(request.await)
+            drop(request.await);
         } else {
-            request.abort()
+            request.abort();
         }
         until_metric(&replica, "vllm:num_requests_running", 0.0).await;
     }
@@ -183,6 +183,7 @@ async fn dropping_a_replica_cuts_what_is_in_flight() {
 #[tokio::test]
 async fn settings_that_cannot_work_are_refused() {
     for config in [
+        ReplicaConfig { listen: ([0, 0, 0, 0], 0).into(), ..ReplicaConfig::default() },
         ReplicaConfig { speed: 0.0, ..ReplicaConfig::default() },
         ReplicaConfig { max_model_len: 0, ..ReplicaConfig::default() },
         ReplicaConfig { engine: EngineConfig { block_size: 0, ..EngineConfig::default() }, ..ReplicaConfig::default() },

@@ -123,7 +123,8 @@ fn a_full_cache_preempts_the_request_admitted_last_and_recomputes_it_first() {
     let mut engine = Engine::new(EngineConfig { max_num_batched_tokens: 100, ..config(32) });
     engine.submit(&request(1, 0..12, 10)).unwrap();
     engine.submit(&request(2, 100..112, 10)).unwrap();
-    engine.submit(&request(3, 200..212, 10)).unwrap();
+    // Has no room beside request 2, so it shows who comes first.
+    engine.submit(&request(3, 200..220, 10)).unwrap();
     let mut events = Vec::new();
     while engine.counters().preemptions == 0 {
         events.extend(engine.step().expect("room for one request only").1);
@@ -135,6 +136,17 @@ fn a_full_cache_preempts_the_request_admitted_last_and_recomputes_it_first() {
     assert_eq!(ends, [1, 2, 3]);
     let first = events.iter().filter(|event| matches!(event, Event::FirstToken { id: 2, .. })).count();
     assert_eq!(first, 1, "tokens that were delivered are not delivered again");
+}
+
+#[test]
+fn a_preempted_request_is_not_looked_up_a_second_time_for_the_statistics() {
+    let mut engine = Engine::new(EngineConfig { max_num_batched_tokens: 100, ..config(32) });
+    engine.submit(&request(1, 0..12, 10)).unwrap();
+    engine.submit(&request(2, 100..112, 10)).unwrap();
+    drain(&mut engine);
+    let counters = engine.counters();
+    assert!(counters.preemptions > 0);
+    assert_eq!(counters.prefix_cache_queries, 12 + 12);
 }
 
 #[test]

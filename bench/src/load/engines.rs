@@ -42,8 +42,8 @@ impl Engines {
         }))
     }
 
-    /// Looks at the replicas over and over and adds the number of those with a running request to `busy`, one value a look. A replica that
-    /// does not answer is not busy.
+    /// Looks at the replicas over and over and tells `seen` each time how many have a running request. A replica that does not answer is
+    /// not busy.
     pub(super) async fn watch(&self, mut seen: impl FnMut(usize)) {
         let mut ticks = interval(POLL_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);

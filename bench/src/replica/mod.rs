@@ -43,7 +43,7 @@ use tower::ServiceExt;
 /// Settings of a [`Replica`].
 #[derive(Clone, Debug)]
 pub struct ReplicaConfig {
-    /// Where to listen; port 0 takes a free one.
+    /// Where to listen, a loopback address; port 0 takes a free one.
     pub listen: SocketAddr,
     /// The model's name.
     pub model: String,
@@ -99,6 +99,11 @@ impl Replica {
     /// Settings that make no sense, or an address that cannot be listened on.
     pub async fn start(config: ReplicaConfig) -> Result<Self> {
         let ReplicaConfig { listen, model, speed, max_model_len, engine } = config;
+        // Anyone who reaches the debug endpoints can read other clients' headers.
+        ensure!(
+            listen.ip().is_loopback(),
+            "{listen} is no loopback address: the stand-in is for this machine only, listen on 127.0.0.1"
+        );
         ensure!(speed.is_finite() && speed > 0.0, "the speed is {speed}: give a number above 0, such as 10");
         ensure!(engine.block_size > 0, "the block size is 0: give at least 1, such as 16");
         ensure!(
