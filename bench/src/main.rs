@@ -107,6 +107,9 @@ struct LoadArgs {
     /// Texts and session ids depend on it alone.
     #[arg(long, default_value_t = 0)]
     seed: u64,
+    /// Number of the first session: give each of several runs against the same engines a range of its own.
+    #[arg(long, default_value_t = 0)]
+    first_session: u64,
     /// Print the report as one line of JSON.
     #[arg(long)]
     json: bool,
@@ -165,6 +168,7 @@ async fn load(args: LoadArgs) -> Result<()> {
         speed: args.speed,
         shape,
         seed: args.seed,
+        first_session: args.first_session,
         progress: args.progress || io::stderr().is_terminal(),
     };
     let report = load::run(config).await?;

@@ -19,10 +19,10 @@ pub struct DemoOptions {
     #[arg(long, value_delimiter = ',', default_value = "4,8,16")]
     sessions: Vec<u32>,
     /// Seconds a stage takes on the clock of the machine.
-    #[arg(long, default_value_t = 20)]
+    #[arg(long, default_value_t = 22)]
     seconds: u64,
     /// How many times faster than an RTX A4000 the stand-in replicas compute.
-    #[arg(long, default_value_t = 15.0)]
+    #[arg(long, default_value_t = 20.0)]
     speed: f64,
     /// Print the figures as JSON instead of a table.
     #[arg(long)]
@@ -67,7 +67,7 @@ async fn run(options: &DemoOptions) -> Result<()> {
         for sessions in &options.sessions {
             say(&format!("{sessions} sessions for {} s, affinity {}", options.seconds, on_off(affinity)));
             // Sessions of one stage are not those of another.
-            let figures = stage(&tools, &stack, options, *sessions, stages.len()).await?;
+            let figures = stage(&tools, &stack, options, *sessions, stages.len() * 1_000_000).await?;
             stages.push((affinity, figures));
         }
     }
@@ -84,13 +84,13 @@ fn stack_options(options: &DemoOptions) -> StackOptions {
     StackOptions { replica_args: vec!["--speed".into(), options.speed.to_string()], ..StackOptions::default() }
 }
 
-async fn stage(tools: &Tools, stack: &Stack, options: &DemoOptions, sessions: u32, seed: usize) -> Result<Stage> {
+async fn stage(tools: &Tools, stack: &Stack, options: &DemoOptions, sessions: u32, first_session: usize) -> Result<Stage> {
     let replicas: Vec<_> = stack.replicas.iter().map(|(_, address)| format!("http://{address}")).collect();
     let mut command = Command::new(&tools.bench);
     command.args(["load", "--json", "--model", MODEL, "--url", &format!("http://{}", stack.proxy)]);
     command.args(["--sessions", &sessions.to_string(), "--duration", &format!("{}s", options.seconds)]);
     command.args(["--speed", &options.speed.to_string(), "--replicas", &replicas.join(",")]);
-    command.args(["--seed", &seed.to_string()]);
+    command.args(["--first-session", &first_session.to_string()]);
     command.stdin(std::process::Stdio::null()).stdout(std::process::Stdio::piped()).kill_on_drop(true);
     let limit = Duration::from_secs(options.seconds.saturating_add(60));
     let output = tokio::time::timeout(limit, command.spawn()?.wait_with_output()).await.context("the load did not end")??;

@@ -41,8 +41,11 @@ pub struct LoadConfig {
     pub speed: f64,
     /// The sessions' shape.
     pub shape: SessionShape,
-    /// Texts and session ids depend on it alone.
+    /// Texts and session ids depend on it and on the session's number alone.
     pub seed: u64,
+    /// The number of the first session: another run of the same seed that starts elsewhere has the same system prompt, and
+    /// sessions of its own.
+    pub first_session: u64,
     /// A line a second on stderr.
     pub progress: bool,
 }
@@ -59,6 +62,7 @@ impl LoadConfig {
             speed: 1.0,
             shape: SessionShape::default(),
             seed: 0,
+            first_session: 0,
             progress: false,
         }
     }
@@ -81,7 +85,12 @@ pub async fn run(config: LoadConfig) -> Result<LoadReport> {
         None => Default::default(),
     };
 
-    let run = Arc::new(Run { endpoint: Endpoint::new(&config)?, tally: Mutex::default(), next_session: Mutex::default(), config });
+    let run = Arc::new(Run {
+        endpoint: Endpoint::new(&config)?,
+        tally: Mutex::default(),
+        next_session: Mutex::new(config.first_session),
+        config,
+    });
     let start = Instant::now();
     let mut tasks = JoinSet::new();
     for _ in 0..run.config.sessions {
