@@ -41,11 +41,7 @@ pub async fn fast_stack(options: StackOptions) -> Result<Stack> {
 /// If it does not start.
 pub async fn stack_at_speed(mut options: StackOptions, speed: f64) -> Result<Stack> {
     options.replica_args.extend(["--speed".to_owned(), speed.to_string()]);
-    let stack = Stack::start(tools(), options).await?;
-    if stack.collector.is_some() {
-        eventually("the first snapshot", async || Ok(metrics(&stack).await?.contains_key("homing_snapshot_version"))).await?;
-    }
-    Ok(stack)
+    Stack::start(tools(), options).await
 }
 
 /// Waits until a condition holds.
@@ -97,7 +93,7 @@ impl Turn {
 /// # Errors
 /// If there is no answer.
 pub async fn turn(stack: &Stack, conversation: &str, max_tokens: u32) -> Result<Turn> {
-    let client = Client::builder().pool_max_idle_per_host(0).build()?;
+    let client = Client::builder().pool_max_idle_per_host(0).timeout(PATIENCE).build()?;
     let request = client.post(chat_url(stack)).header("x-session-id", conversation);
     let response = request.json(&chat_body(conversation, max_tokens)).send().await.context("a turn")?;
     let turn = Turn::of(&response);

@@ -3,10 +3,12 @@
 use std::fs;
 use std::net::SocketAddr;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use tokio::time::sleep;
 
 use crate::envoy::{Envoy, EnvoyConfig};
 use crate::process::Process;
@@ -14,6 +16,9 @@ use crate::tools::{self, Tools};
 
 /// The pool that the shipped configuration and the stand-in replicas serve.
 pub const MODEL: &str = "qwen3-4b";
+
+/// How long the first exchange between the collector and Envoy may take.
+const FIRST_SNAPSHOT: Duration = Duration::from_secs(10);
 
 /// What to run.
 #[derive(Clone, Debug)]
@@ -32,6 +37,8 @@ pub struct StackOptions {
     pub collector: bool,
     /// The control listener's token.
     pub token: String,
+    /// How long a replica may send nothing before the next address is tried; the shipped value if there is none.
+    pub per_try_idle_timeout: Option<String>,
 }
 
 impl Default for StackOptions {
@@ -44,6 +51,7 @@ impl Default for StackOptions {
             pool: json!({}),
             collector: true,
             token: String::new(),
+            per_try_idle_timeout: None,
         }
     }
 }
@@ -122,8 +130,23 @@ impl Stack {
         fs::write(&file, serde_json::to_vec_pretty(&config)?)?;
         let args = ["run".to_owned(), file.display().to_string(), "--ready-json".to_owned()];
         let (process, ready) = Process::start_ready("collector", &self.tools.collector, &args, self.dir.path()).await?;
-        self.collector = Some((process, address(&ready)?));
-        Ok(())
+        let console = address(&ready)?;
+        self.collector = Some((process, console));
+        self.wait_for_snapshot(console).await
+    }
+
+    /// Waits until Envoy has its first snapshot; until then the filter knows no replica and passes.
+    async fn wait_for_snapshot(&self, console: SocketAddr) -> Result<()> {
+        let started = Instant::now();
+        loop {
+            let status: Value = reqwest::get(format!("http://{console}/api/v1/pools")).await?.json().await?;
+            let envoy = &status["envoys"][0];
+            if envoy["answered"].as_u64() > Some(0) {
+                return Ok(());
+            }
+            ensure!(started.elapsed() < FIRST_SNAPSHOT, "Envoy took no snapshot within {FIRST_SNAPSHOT:?}: {}", envoy["problem"]);
+            sleep(Duration::from_millis(20)).await;
+        }
     }
 
     /// Starts a replica again where it was.
@@ -168,6 +191,13 @@ fn envoy_config(tools: &Tools, options: &StackOptions, endpoints: &[SocketAddr])
     config.use_free_ports();
     config.set_endpoints(MODEL, endpoints);
     config.set_filter(&tools.filter);
+    if let Some(timeout) = &options.per_try_idle_timeout {
+        for (_, manager) in config.connection_managers() {
+            if let Some(route) = manager.pointer_mut("/route_config/virtual_hosts/0/routes/0/route/retry_policy") {
+                route["per_try_idle_timeout"] = json!(timeout);
+            }
+        }
+    }
     let control = config.filter_config("control").context("the control filter")?;
     control["token"] = json!(options.token);
     let route = config.filter_config("route").context("the route filter")?;

@@ -61,7 +61,8 @@ async fn a_replica_that_hangs_is_left_once_the_collector_notices() -> Result<()>
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_turn_that_waits_for_a_hung_replica_is_taken_over_by_the_next_address() -> Result<()> {
-    let mut stack = fast_stack(StackOptions::default()).await?;
+    let options = StackOptions { per_try_idle_timeout: Some("1s".into()), ..StackOptions::default() };
+    let mut stack = fast_stack(options).await?;
     let (mut collector, _) = stack.collector.take().context("the collector")?;
     collector.kill().await?;
     let home = turn(&stack, "waits", 1).await?.replica;
