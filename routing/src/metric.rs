@@ -11,7 +11,7 @@ use crate::outcome::Outcome;
 /// One statistic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Metric<'a> {
-    /// Requests that ended, by where they were served. A counter.
+    /// Requests that ended, by where they were served; those that nobody answered, by where they were sent. A counter.
     Requests {
         /// The pool's cluster.
         pool: &'a str,
@@ -51,7 +51,7 @@ pub enum Metric<'a> {
     },
 }
 
-/// The `replica` of a request that no replica served.
+/// The `replica` of a request that was sent to none.
 pub const NO_REPLICA: &str = "none";
 
 /// The `replica` of a request that was served by an endpoint no snapshot names.

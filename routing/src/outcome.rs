@@ -19,7 +19,7 @@ pub enum Outcome {
     Rehomed,
     /// The choice was left to Envoy.
     Passed,
-    /// No replica answered: Envoy or the filter did, or the client left first.
+    /// No replica answered: Envoy did in its place, or the client left first.
     Unserved,
 }
 

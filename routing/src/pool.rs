@@ -122,7 +122,7 @@ pub struct Pool {
     pub namer: Namer,
     pub(crate) cluster: Rc<str>,
     pub(crate) members: Vec<Member>,
-    /// Requests that no replica served, and those served by an endpoint outside the snapshot.
+    /// Requests that were sent to no replica and answered by none, and those served by an endpoint outside the snapshot.
     pub(crate) unserved: Requests,
     pub(crate) strangers: Requests,
     places: HashMap<ReplicaId, usize>,

@@ -1,5 +1,9 @@
 //! The decision: which replica a request goes to, and what is learned from where it went.
 
+mod choose;
+mod learn;
+mod ticket;
+
 use std::rc::Rc;
 
 use hashbrown::HashMap;
@@ -7,22 +11,16 @@ use hashbrown::HashMap;
 use crate::bindings::{self, Bound};
 use crate::host::{Host, HostError, MetricId};
 use crate::identity::{Conversation, Digest};
-use crate::ledger::Ledger;
 use crate::metric::{ErrorKind, Metric};
 use crate::outcome::Outcome;
 use crate::policy::{Policy, Terms};
 use crate::pool::{Member, Pool, Replica};
-use crate::replica::ReplicaId;
 use crate::table::{Entry, Table};
+use ticket::{InFlight, Taken};
+pub use ticket::{Served, Ticket};
 
 /// How often a value that other threads change too is tried.
 const TRIES: usize = 3;
-
-/// Addresses a retry may go to, behind the chosen one.
-const ALTERNATES: usize = 2;
-
-/// Replicas looked at to find the alternates of a turn that stays at home.
-const ALTERNATES_SAMPLED: usize = 8;
 
 /// Turns in a row at the second home after which it becomes the home.
 const TURNS_AWAY: u8 = 2;
@@ -66,85 +64,6 @@ pub enum Verdict<H: Host> {
     Go(Ticket<H>),
     /// Refuse it with a 400: the client named a replica it cannot have.
     Refuse(String),
-}
-
-/// A decided request, until its stream ends. Dropping it gives its in-flight back.
-#[derive(Debug)]
-pub struct Ticket<H: Host> {
-    cluster: Rc<str>,
-    planned: Outcome,
-    conversation: Option<Digest>,
-    bytes: u32,
-    chosen: Option<Rc<Replica>>,
-    alternates: Vec<Rc<Replica>>,
-    in_flight: Option<InFlight<H>>,
-    served: Option<Served>,
-}
-
-/// Where a request was served and how it came there.
-#[derive(Clone, Debug)]
-pub struct Served {
-    /// How it came there.
-    pub outcome: Outcome,
-    /// The replica, if the snapshot names it.
-    pub replica: Option<Rc<Replica>>,
-    /// Whether it went elsewhere than chosen.
-    pub moved: bool,
-}
-
-impl<H: Host> Ticket<H> {
-    /// The chosen replica.
-    pub fn chosen(&self) -> Option<&Replica> {
-        self.chosen.as_deref()
-    }
-
-    /// Every address the request may go to, the chosen one first.
-    pub fn addresses(&self) -> impl Iterator<Item = &str> {
-        self.chosen.iter().chain(&self.alternates).map(|replica| replica.address.as_str())
-    }
-
-    /// Where it was served, once that is known.
-    pub fn served(&self) -> Option<&Served> {
-        self.served.as_ref()
-    }
-
-    /// The conversation, if one was named.
-    pub fn conversation(&self) -> Option<Digest> {
-        self.conversation
-    }
-
-    /// How it is to come to its replica, if it goes where it was sent.
-    pub fn planned(&self) -> Outcome {
-        self.planned
-    }
-}
-
-/// One request in flight at a replica, given back when it is dropped.
-#[derive(Debug)]
-struct InFlight<H: Host> {
-    host: H,
-    gauge: MetricId,
-}
-
-impl<H: Host> InFlight<H> {
-    fn reserve(host: &H, gauge: MetricId) -> Result<Self, HostError> {
-        host.add(gauge, 1)?;
-        Ok(Self { host: host.clone(), gauge })
-    }
-}
-
-impl<H: Host> Drop for InFlight<H> {
-    fn drop(&mut self) {
-        // The gauge was there when this was made and Envoy forgets none, so it cannot be refused.
-        let _ = self.host.add(self.gauge, -1);
-    }
-}
-
-/// A replica taken for a request.
-struct Taken<H: Host> {
-    replica: Rc<Replica>,
-    in_flight: InFlight<H>,
-    outcome: Outcome,
 }
 
 /// Routes the requests of one thread.
@@ -312,156 +231,6 @@ impl<H: Host> Router<H> {
         Ok(last)
     }
 
-    /// A turn of a conversation whose home is ready.
-    fn turn_at_home(&self, pool: &Pool, home: &Member, second: Option<ReplicaId>) -> Result<Taken<H>, HostError> {
-        let load = self.load(pool, home)?;
-        let full = load > pool.policy.threshold(&home.figures);
-        let elsewhere = if full { self.elsewhere(pool, home, load, second)? } else { None };
-        let (member, outcome) = elsewhere.map_or((home, Outcome::Sticky), |member| (member, Outcome::Spilled));
-        self.take(member, outcome)
-    }
-
-    /// Where a turn goes whose home is full: the replica of the lowest load that is not full itself and lower by the margin.
-    /// The conversation's second home, which has part of it cached, is taken before a replica that is no better by the margin.
-    fn elsewhere<'p>(
-        &self,
-        pool: &'p Pool,
-        home: &Member,
-        home_load: u32,
-        second: Option<ReplicaId>,
-    ) -> Result<Option<&'p Member>, HostError> {
-        let margin = pool.policy.margin(&home.figures);
-        let mut best: Option<(u32, &Member)> = None;
-        for member in pool.members.iter().filter(|member| member.is_ready() && member.replica.id != home.replica.id) {
-            let load = self.load(pool, member)?;
-            let pays = load <= pool.policy.threshold(&member.figures) && load.saturating_add(margin) <= home_load;
-            let cost = if Some(member.replica.id) == second { load.saturating_sub(margin) } else { load };
-            if pays && best.is_none_or(|(least, _)| cost < least) {
-                best = Some((cost, member));
-            }
-        }
-        Ok(best.map(|(_, member)| member))
-    }
-
-    /// The least loaded replica; ties go to the one with the fewest held conversations, then the least KV cache in use, then the
-    /// one chosen the longest ago. `None` if no replica is ready.
-    fn place(&self, pool: &Pool, outcome: Outcome) -> Result<Option<Taken<H>>, HostError> {
-        let mut last = None;
-        for _ in 0..TRIES {
-            drop(last.take());
-            let mut ledger = Ledger::open(&self.host, &pool.policy.cluster)?;
-            let mut best = None;
-            for member in pool.members.iter().filter(|member| member.is_ready()) {
-                let line = ledger.line(member.replica.id);
-                // KV usage in sixteenths: less is noise of the moment.
-                let kv_usage = (member.figures.kv_usage * 16.0) as u32;
-                let rank = (self.load(pool, member)?, line.held, kv_usage, line.last_chosen);
-                if best.as_ref().is_none_or(|(least, _)| rank < *least) {
-                    best = Some((rank, member));
-                }
-            }
-            let Some((_, member)) = best else { return Ok(None) };
-            // Reserved before the ledger is swapped: a thread that finds the ledger changed finds this in flight too.
-            let taken = self.take(member, outcome)?;
-            ledger.chosen(taken.replica.id, outcome != Outcome::Unkeyed);
-            if ledger.store(&self.host)? {
-                return Ok(Some(taken));
-            }
-            last = Some(taken);
-        }
-        Ok(last)
-    }
-
-    fn take(&self, member: &Member, outcome: Outcome) -> Result<Taken<H>, HostError> {
-        let in_flight = InFlight::reserve(&self.host, member.replica.in_flight)?;
-        Ok(Taken { replica: Rc::clone(&member.replica), in_flight, outcome })
-    }
-
-    fn load(&self, pool: &Pool, member: &Member) -> Result<u32, HostError> {
-        pool.load(&self.host, member, self.settings.snapshot_max_age_ms)
-    }
-
-    /// Where a retry may go: the least loaded of a few ready replicas at other addresses. A rank is sent once for every attempt,
-    /// so only replicas of the same rank will do.
-    fn alternates(&self, pool: &Pool, chosen: &Replica) -> Result<Vec<Rc<Replica>>, HostError> {
-        // Starts behind the chosen one, so that the retries of one replica's failure spread.
-        let start = pool.members.iter().position(|member| member.replica.id == chosen.id).map_or(0, |at| at.saturating_add(1));
-        let others = pool.members.iter().cycle().skip(start).take(pool.members.len());
-        let fits =
-            |m: &&Member| m.is_ready() && m.replica.name.address != chosen.name.address && m.replica.name.rank == chosen.name.rank;
-        let mut ranked = Vec::with_capacity(ALTERNATES_SAMPLED);
-        for member in others.filter(fits).take(ALTERNATES_SAMPLED) {
-            ranked.push((self.load(pool, member)?, Rc::clone(&member.replica)));
-        }
-        ranked.sort_by_key(|(load, _)| *load);
-        Ok(ranked.into_iter().take(ALTERNATES).map(|(_, replica)| replica).collect())
-    }
-
-    /// Learns where a request is served: `address` answered it. Rebinds the conversation if a retry moved it.
-    pub fn served(&mut self, ticket: &mut Ticket<H>, address: &str) {
-        let moved = ticket.chosen.as_ref().is_some_and(|chosen| chosen.address != address);
-        let stays = !moved && ticket.chosen.is_some();
-        let replica = if stays { ticket.chosen.clone() } else { self.find(ticket, address) };
-        let outcome = match (&replica, ticket.planned) {
-            (_, planned) if stays => planned,
-            (None, _) | (_, Outcome::Pinned) => Outcome::Passed,
-            (Some(_), Outcome::Sticky) => Outcome::Rehomed,
-            (Some(_), planned) => planned,
-        };
-        let mut served = Served { outcome, replica, moved };
-        if !stays && let Some(replica) = served.replica.clone() {
-            if let Err(_refused) = self.moved(ticket, &replica, &mut served) {
-                self.count_error(ErrorKind::Host, 1);
-            }
-        }
-        ticket.served = Some(served);
-    }
-
-    /// Moves what was reserved and remembered to the replica that really serves the request.
-    fn moved(&mut self, ticket: &mut Ticket<H>, replica: &Rc<Replica>, served: &mut Served) -> Result<(), HostError> {
-        ticket.in_flight = Some(InFlight::reserve(&self.host, replica.in_flight)?);
-        let binds = matches!(ticket.planned, Outcome::Sticky | Outcome::Placed | Outcome::Rehomed);
-        let Some(digest) = ticket.conversation.filter(|_| binds || ticket.planned == Outcome::Spilled) else { return Ok(()) };
-        let now_s = now_s(&self.host);
-        for _ in 0..TRIES {
-            let bucket = self.table.open(&self.host, digest)?;
-            let Some(mut entry) = self.table.entry(&bucket, now_s) else { return Ok(()) };
-            if binds {
-                entry = Entry { home: replica.id, home_bytes: ticket.bytes, ..entry };
-            } else if entry.home == replica.id {
-                served.outcome = Outcome::Sticky;
-                return Ok(());
-            } else {
-                entry = Entry { second: Some(replica.id), second_bytes: ticket.bytes, ..entry };
-            }
-            if self.table.store(&self.host, bucket, &entry)? {
-                return if binds { self.journal(&entry) } else { Ok(()) };
-            }
-        }
-        self.count_error(ErrorKind::Contended, 1);
-        Ok(())
-    }
-
-    fn find(&self, ticket: &Ticket<H>, address: &str) -> Option<Rc<Replica>> {
-        let rank = ticket.chosen.as_ref().and_then(|chosen| chosen.name.rank);
-        let pool = self.pools.get(ticket.cluster.as_bytes())?;
-        let at = |member: &&Member| member.replica.address == address && (member.replica.name.rank == rank);
-        pool.members.iter().find(at).map(|member| Rc::clone(&member.replica))
-    }
-
-    /// Counts a request whose stream has ended and gives its in-flight back.
-    pub fn ended(&mut self, ticket: Ticket<H>) {
-        let Some(pool) = self.pools.get(ticket.cluster.as_bytes()) else { return };
-        let (requests, outcome) = match &ticket.served {
-            None => (&pool.unserved, Outcome::Unserved),
-            Some(Served { replica: Some(replica), outcome, .. }) => (&replica.requests, *outcome),
-            Some(Served { replica: None, outcome, .. }) => (&pool.strangers, *outcome),
-        };
-        if requests.count(&self.host, &pool.policy.cluster, outcome).is_err() {
-            self.count_error(ErrorKind::Host, 1);
-        }
-    }
-
     fn journal(&mut self, entry: &Entry) -> Result<(), HostError> {
         let bound = Bound { digest: entry.digest, home: entry.home, last_turn: entry.last_turn };
         let dropped = bindings::append(&self.host, bound)?;
@@ -496,3 +265,6 @@ fn remembered<H: Host>(known: Option<Entry>, digest: Digest, taken: &Taken<H>, b
 pub(crate) fn now_s(host: &impl Host) -> u32 {
     u32::try_from(host.now_ms() / 1000).unwrap_or(u32::MAX)
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,106 @@
+//! Choosing a replica: staying, spilling, placing, and where a retry goes.
+
+use std::rc::Rc;
+
+use super::ticket::{InFlight, Taken};
+use super::{Router, TRIES};
+use crate::host::{Host, HostError};
+use crate::ledger::Ledger;
+use crate::outcome::Outcome;
+use crate::pool::{Member, Pool, Replica};
+use crate::replica::ReplicaId;
+
+/// Addresses a retry may go to, behind the chosen one.
+const ALTERNATES: usize = 2;
+
+/// Replicas looked at to find the alternates.
+const ALTERNATES_SAMPLED: usize = 8;
+
+/// Steps in which KV usage breaks ties: finer differences are noise of the moment.
+const KV_STEPS: f32 = 16.0;
+
+impl<H: Host> Router<H> {
+    /// A turn of a conversation whose home is ready.
+    pub(super) fn turn_at_home(&self, pool: &Pool, home: &Member, second: Option<ReplicaId>) -> Result<Taken<H>, HostError> {
+        let load = self.load(pool, home)?;
+        let full = load > pool.policy.threshold(&home.figures);
+        let elsewhere = if full { self.elsewhere(pool, home, load, second)? } else { None };
+        let (member, outcome) = elsewhere.map_or((home, Outcome::Sticky), |member| (member, Outcome::Spilled));
+        self.take(member, outcome)
+    }
+
+    /// Where a turn goes whose home is full: the replica of the lowest load that is not full itself and lower by the margin.
+    /// The conversation's second home, which has part of it cached, is taken before a replica that is no better by the margin.
+    fn elsewhere<'p>(
+        &self,
+        pool: &'p Pool,
+        home: &Member,
+        home_load: u32,
+        second: Option<ReplicaId>,
+    ) -> Result<Option<&'p Member>, HostError> {
+        let margin = pool.policy.margin(&home.figures);
+        let mut best: Option<(u32, &Member)> = None;
+        for member in pool.members.iter().filter(|member| member.is_ready() && member.replica.id != home.replica.id) {
+            let load = self.load(pool, member)?;
+            let pays = load <= pool.policy.threshold(&member.figures) && load.saturating_add(margin) <= home_load;
+            let cost = if Some(member.replica.id) == second { load.saturating_sub(margin) } else { load };
+            if pays && best.is_none_or(|(least, _)| cost < least) {
+                best = Some((cost, member));
+            }
+        }
+        Ok(best.map(|(_, member)| member))
+    }
+
+    /// The least loaded replica; ties go to the one with the fewest held conversations, then the least KV cache in use, then the
+    /// one chosen the longest ago. `None` if no replica is ready.
+    pub(super) fn place(&self, pool: &Pool, outcome: Outcome) -> Result<Option<Taken<H>>, HostError> {
+        let mut last = None;
+        for _ in 0..TRIES {
+            drop(last.take());
+            let mut ledger = Ledger::open(&self.host, &pool.policy.cluster)?;
+            let mut best = None;
+            for member in pool.members.iter().filter(|member| member.is_ready()) {
+                let line = ledger.line(member.replica.id);
+                let kv_usage = (member.figures.kv_usage * KV_STEPS) as u32;
+                let rank = (self.load(pool, member)?, line.held, kv_usage, line.last_chosen);
+                if best.as_ref().is_none_or(|(least, _)| rank < *least) {
+                    best = Some((rank, member));
+                }
+            }
+            let Some((_, member)) = best else { return Ok(None) };
+            // Reserved before the ledger is swapped: a thread that finds the ledger changed finds this in flight too.
+            let taken = self.take(member, outcome)?;
+            ledger.chosen(taken.replica.id, outcome != Outcome::Unkeyed);
+            if ledger.store(&self.host)? {
+                return Ok(Some(taken));
+            }
+            last = Some(taken);
+        }
+        Ok(last)
+    }
+
+    pub(super) fn take(&self, member: &Member, outcome: Outcome) -> Result<Taken<H>, HostError> {
+        let in_flight = InFlight::reserve(&self.host, member.replica.in_flight)?;
+        Ok(Taken { replica: Rc::clone(&member.replica), in_flight, outcome })
+    }
+
+    fn load(&self, pool: &Pool, member: &Member) -> Result<u32, HostError> {
+        pool.load(&self.host, member, self.settings.snapshot_max_age_ms)
+    }
+
+    /// Where a retry may go: the least loaded of a few ready replicas at other addresses. A rank is sent once for every attempt,
+    /// so only replicas of the same rank will do.
+    pub(super) fn alternates(&self, pool: &Pool, chosen: &Replica) -> Result<Vec<Rc<Replica>>, HostError> {
+        // Starts behind the chosen one, so that the retries of one replica's failure spread.
+        let start = pool.members.iter().position(|member| member.replica.id == chosen.id).map_or(0, |at| at.saturating_add(1));
+        let others = pool.members.iter().cycle().skip(start).take(pool.members.len());
+        let fits =
+            |m: &&Member| m.is_ready() && m.replica.name.address != chosen.name.address && m.replica.name.rank == chosen.name.rank;
+        let mut ranked = Vec::with_capacity(ALTERNATES_SAMPLED);
+        for member in others.filter(fits).take(ALTERNATES_SAMPLED) {
+            ranked.push((self.load(pool, member)?, Rc::clone(&member.replica)));
+        }
+        ranked.sort_by_key(|(load, _)| *load);
+        Ok(ranked.into_iter().take(ALTERNATES).map(|(_, replica)| replica).collect())
+    }
+}

@@ -1,0 +1,79 @@
+//! Learning from where a request really went, and counting it.
+
+use std::rc::Rc;
+
+use super::ticket::{InFlight, Served, Ticket};
+use super::{Router, TRIES, now_s};
+use crate::host::{Host, HostError};
+use crate::metric::ErrorKind;
+use crate::outcome::Outcome;
+use crate::pool::{Member, Replica};
+use crate::table::Entry;
+
+impl<H: Host> Router<H> {
+    /// Learns where a request is served: `address` answered it. Rebinds the conversation if a retry moved it.
+    pub fn served(&mut self, ticket: &mut Ticket<H>, address: &str) {
+        let moved = ticket.chosen.as_ref().is_some_and(|chosen| chosen.address != address);
+        let stays = !moved && ticket.chosen.is_some();
+        let replica = if stays { ticket.chosen.clone() } else { self.find(ticket, address) };
+        let outcome = match (&replica, ticket.planned) {
+            (_, planned) if stays => planned,
+            (None, _) | (_, Outcome::Pinned) => Outcome::Passed,
+            (Some(_), Outcome::Sticky) => Outcome::Rehomed,
+            (Some(_), planned) => planned,
+        };
+        let mut served = Served { outcome, replica, moved };
+        if !stays && let Some(replica) = served.replica.clone() {
+            if let Err(_refused) = self.moved(ticket, &replica, &mut served) {
+                self.count_error(ErrorKind::Host, 1);
+            }
+        }
+        ticket.served = Some(served);
+    }
+
+    /// Moves what was reserved and remembered to the replica that really serves the request.
+    fn moved(&mut self, ticket: &mut Ticket<H>, replica: &Rc<Replica>, served: &mut Served) -> Result<(), HostError> {
+        ticket.in_flight = Some(InFlight::reserve(&self.host, replica.in_flight)?);
+        let binds = matches!(ticket.planned, Outcome::Sticky | Outcome::Placed | Outcome::Rehomed);
+        let Some(digest) = ticket.conversation.filter(|_| binds || ticket.planned == Outcome::Spilled) else { return Ok(()) };
+        let now_s = now_s(&self.host);
+        for _ in 0..TRIES {
+            let bucket = self.table.open(&self.host, digest)?;
+            let Some(mut entry) = self.table.entry(&bucket, now_s) else { return Ok(()) };
+            if binds {
+                entry = Entry { home: replica.id, home_bytes: ticket.bytes, ..entry };
+            } else if entry.home == replica.id {
+                served.outcome = Outcome::Sticky;
+                return Ok(());
+            } else {
+                entry = Entry { second: Some(replica.id), second_bytes: ticket.bytes, ..entry };
+            }
+            if self.table.store(&self.host, bucket, &entry)? {
+                return if binds { self.journal(&entry) } else { Ok(()) };
+            }
+        }
+        self.count_error(ErrorKind::Contended, 1);
+        Ok(())
+    }
+
+    fn find(&self, ticket: &Ticket<H>, address: &str) -> Option<Rc<Replica>> {
+        let rank = ticket.chosen.as_ref().and_then(|chosen| chosen.name.rank);
+        let pool = self.pools.get(ticket.cluster.as_bytes())?;
+        let at = |member: &&Member| member.replica.address == address && (member.replica.name.rank == rank);
+        pool.members.iter().find(at).map(|member| Rc::clone(&member.replica))
+    }
+
+    /// Counts a request whose stream has ended and gives its in-flight back.
+    pub fn ended(&mut self, ticket: Ticket<H>) {
+        let Some(pool) = self.pools.get(ticket.cluster.as_bytes()) else { return };
+        let (requests, outcome) = match (&ticket.served, &ticket.chosen) {
+            (Some(Served { replica: Some(replica), outcome, .. }), _) => (&replica.requests, *outcome),
+            (Some(Served { replica: None, outcome, .. }), _) => (&pool.strangers, *outcome),
+            (None, Some(chosen)) => (&chosen.requests, Outcome::Unserved),
+            (None, None) => (&pool.unserved, Outcome::Unserved),
+        };
+        if requests.count(&self.host, &pool.policy.cluster, outcome).is_err() {
+            self.count_error(ErrorKind::Host, 1);
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! A decided request and what it holds until its stream ends.
+
+use std::rc::Rc;
+
+use crate::host::{Host, HostError, MetricId};
+use crate::identity::Digest;
+use crate::outcome::Outcome;
+use crate::pool::Replica;
+
+/// A decided request, until its stream ends. Dropping it gives its in-flight back.
+#[derive(Debug)]
+pub struct Ticket<H: Host> {
+    pub(super) cluster: Rc<str>,
+    pub(super) planned: Outcome,
+    pub(super) conversation: Option<Digest>,
+    pub(super) bytes: u32,
+    pub(super) chosen: Option<Rc<Replica>>,
+    pub(super) alternates: Vec<Rc<Replica>>,
+    pub(super) in_flight: Option<InFlight<H>>,
+    pub(super) served: Option<Served>,
+}
+
+/// Where a request was served and how it came there.
+#[derive(Clone, Debug)]
+pub struct Served {
+    /// How it came there.
+    pub outcome: Outcome,
+    /// The replica, if the snapshot names it.
+    pub replica: Option<Rc<Replica>>,
+    /// Whether it went elsewhere than chosen.
+    pub moved: bool,
+}
+
+impl<H: Host> Ticket<H> {
+    /// The chosen replica.
+    pub fn chosen(&self) -> Option<&Replica> {
+        self.chosen.as_deref()
+    }
+
+    /// Every address the request may go to, the chosen one first.
+    pub fn addresses(&self) -> impl Iterator<Item = &str> {
+        self.chosen.iter().chain(&self.alternates).map(|replica| replica.address.as_str())
+    }
+
+    /// Where it was served, once that is known.
+    pub fn served(&self) -> Option<&Served> {
+        self.served.as_ref()
+    }
+
+    /// The conversation, if one was named.
+    pub fn conversation(&self) -> Option<Digest> {
+        self.conversation
+    }
+
+    /// How it is to come to its replica, if it goes where it was sent.
+    pub fn planned(&self) -> Outcome {
+        self.planned
+    }
+}
+
+/// One request in flight at a replica, given back when it is dropped.
+#[derive(Debug)]
+pub(super) struct InFlight<H: Host> {
+    host: H,
+    gauge: MetricId,
+}
+
+impl<H: Host> InFlight<H> {
+    pub(super) fn reserve(host: &H, gauge: MetricId) -> Result<Self, HostError> {
+        host.add(gauge, 1)?;
+        Ok(Self { host: host.clone(), gauge })
+    }
+}
+
+impl<H: Host> Drop for InFlight<H> {
+    fn drop(&mut self) {
+        // The gauge was there when this was made and Envoy forgets none, so it cannot be refused.
+        let _ = self.host.add(self.gauge, -1);
+    }
+}
+
+/// A replica taken for a request.
+pub(super) struct Taken<H: Host> {
+    pub(super) replica: Rc<Replica>,
+    pub(super) in_flight: InFlight<H>,
+    pub(super) outcome: Outcome,
+}
