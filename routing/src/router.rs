@@ -22,6 +22,9 @@ pub use ticket::{Served, Ticket};
 /// How often a value that other threads change too is tried.
 const TRIES: usize = 3;
 
+/// A collector that has sent nothing for this long does not come for bindings either.
+const COLLECTOR_GONE_MS: u64 = 60_000;
+
 /// Turns in a row at the second home after which it becomes the home.
 const TURNS_AWAY: u8 = 2;
 
@@ -221,7 +224,7 @@ impl<H: Host> Router<H> {
             let (entry, binds) = remembered(known, digest, &taken, request.bytes, now_s);
             if self.table.store(&self.host, bucket, &entry)? {
                 if binds {
-                    self.journal(&entry)?;
+                    self.journal(cluster, &entry)?;
                 }
                 return Ok(Some(taken));
             }
@@ -231,7 +234,12 @@ impl<H: Host> Router<H> {
         Ok(last)
     }
 
-    fn journal(&mut self, entry: &Entry) -> Result<(), HostError> {
+    /// Notes a new home for the collector, if there is one.
+    fn journal(&mut self, cluster: &[u8], entry: &Entry) -> Result<(), HostError> {
+        let age_ms = self.pools.get(cluster).and_then(|pool| pool.snapshot_age_ms(&self.host));
+        if age_ms.is_none_or(|age_ms| age_ms > COLLECTOR_GONE_MS) {
+            return Ok(());
+        }
         let bound = Bound { digest: entry.digest, home: entry.home, last_turn: entry.last_turn };
         let dropped = bindings::append(&self.host, bound)?;
         if dropped > 0 {

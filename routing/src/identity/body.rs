@@ -125,7 +125,7 @@ fn plain_id(raw: &RawValue) -> Option<Cow<'_, [u8]>> {
     match string(json) {
         Some(Cow::Borrowed(text)) => as_id(text.as_bytes()).map(Cow::Borrowed),
         Some(Cow::Owned(text)) => as_id(text.as_bytes()).map(|id| Cow::Owned(id.to_vec())),
-        None => json.parse::<i64>().is_ok().then(|| Cow::Borrowed(json.as_bytes())),
+        None => json.parse::<i64>().is_ok().then_some(Cow::Borrowed(json.as_bytes())),
     }
 }
 

@@ -23,10 +23,11 @@ impl<H: Host> Router<H> {
             (Some(_), planned) => planned,
         };
         let mut served = Served { outcome, replica, moved };
-        if !stays && let Some(replica) = served.replica.clone() {
-            if let Err(_refused) = self.moved(ticket, &replica, &mut served) {
-                self.count_error(ErrorKind::Host, 1);
-            }
+        if !stays
+            && let Some(replica) = served.replica.clone()
+            && self.moved(ticket, &replica, &mut served).is_err()
+        {
+            self.count_error(ErrorKind::Host, 1);
         }
         ticket.served = Some(served);
     }
@@ -49,7 +50,7 @@ impl<H: Host> Router<H> {
                 entry = Entry { second: Some(replica.id), second_bytes: ticket.bytes, ..entry };
             }
             if self.table.store(&self.host, bucket, &entry)? {
-                return if binds { self.journal(&entry) } else { Ok(()) };
+                return if binds { self.journal(ticket.cluster.as_bytes(), &entry) } else { Ok(()) };
             }
         }
         self.count_error(ErrorKind::Contended, 1);
@@ -64,6 +65,7 @@ impl<H: Host> Router<H> {
     }
 
     /// Counts a request whose stream has ended and gives its in-flight back.
+    #[expect(clippy::needless_pass_by_value, reason = "an ended request is no more")]
     pub fn ended(&mut self, ticket: Ticket<H>) {
         let Some(pool) = self.pools.get(ticket.cluster.as_bytes()) else { return };
         let (requests, outcome) = match (&ticket.served, &ticket.chosen) {
@@ -73,6 +75,13 @@ impl<H: Host> Router<H> {
             (None, None) => (&pool.unserved, Outcome::Unserved),
         };
         if requests.count(&self.host, &pool.policy.cluster, outcome).is_err() {
+            self.count_error(ErrorKind::Host, 1);
+        }
+    }
+    /// Counts a request that ended before it was decided: refused, or cut off while its body was read.
+    pub fn ended_undecided(&mut self, cluster: &[u8]) {
+        let Some(pool) = self.pools.get(cluster) else { return };
+        if pool.unserved.count(&self.host, &pool.policy.cluster, Outcome::Unserved).is_err() {
             self.count_error(ErrorKind::Host, 1);
         }
     }
