@@ -203,14 +203,17 @@ impl HttpContext for RouteStream {
 /// Learns from Envoy where the request is served.
 fn learn(routes: &Routes, ticket: &mut Ticket<Envoy>) {
     let Ok(mut router) = routes.router.try_borrow_mut() else { return };
-    let answered_by_envoy = || {
-        let status = Envoy.header(Map::Response, ":status").ok().flatten().unwrap_or_default();
-        let is_error = matches!(status.first(), Some(b'4' | b'5'));
-        is_error && Envoy.property(CODE_DETAILS).ok().flatten().as_deref() != Some(b"via_upstream")
-    };
+    let status = Envoy.header(Map::Response, ":status").ok().flatten().unwrap_or_default();
+    let (is_error, failed) = (matches!(status.first(), Some(b'4' | b'5')), status.first() == Some(&b'5'));
+    let from_replica = || !is_error || Envoy.property(CODE_DETAILS).ok().flatten().as_deref() == Some(b"via_upstream");
     let address = Envoy.property(UPSTREAM_ADDRESS).ok().flatten().and_then(|bytes| String::from_utf8(bytes).ok());
-    let Some(address) = address.filter(|_| !answered_by_envoy()) else { return };
-    router.served(ticket, &address);
+    let Some(address) = address.filter(|_| from_replica()) else {
+        if failed {
+            router.not_served(ticket);
+        }
+        return;
+    };
+    router.served(ticket, &address, failed);
     let moved = ticket.served().is_some_and(|served| served.moved);
     if moved && Envoy.property(ATTEMPTS).ok().flatten().as_deref() == Some(&1_u64.to_le_bytes()[..]) {
         router.count_error(ErrorKind::Mismatch, 1);

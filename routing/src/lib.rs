@@ -28,6 +28,7 @@ mod codec;
 pub mod control;
 pub mod host;
 pub mod identity;
+mod lanes;
 mod ledger;
 pub mod metric;
 pub mod outcome;

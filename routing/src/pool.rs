@@ -28,9 +28,50 @@ pub struct Replica {
     pub id: ReplicaId,
     /// Its address as Envoy writes it.
     pub address: String,
+    pub(crate) label: String,
     pub(crate) in_flight: MetricId,
     pub(crate) held: MetricId,
     pub(crate) requests: Requests,
+    /// What this thread has in flight there, and the gauge of its lane that counts it too.
+    pub(crate) own: Cell<u32>,
+    pub(crate) lane: Cell<Option<MetricId>>,
+    failures: Cell<Failures>,
+}
+
+/// Failures in a row at one replica, as this thread saw them.
+#[derive(Clone, Copy, Debug, Default)]
+struct Failures {
+    streak: u32,
+    until_ms: u64,
+}
+
+/// How long a failure is remembered.
+const FAILURE_MS: u64 = 10_000;
+
+/// The most failures in a row that count: 2^10 requests are more than any replica has in flight.
+const MAX_STREAK: u32 = 10;
+
+impl Replica {
+    /// Notes whether it served a request.
+    pub(crate) fn note(&self, host: &impl Host, failed: bool) {
+        let streak = self.failures.get().streak;
+        if failed {
+            let streak = streak.saturating_add(1).min(MAX_STREAK);
+            self.failures.set(Failures { streak, until_ms: host.now_ms().saturating_add(FAILURE_MS) });
+        } else if streak > 0 {
+            self.failures.set(Failures::default());
+        }
+    }
+
+    /// Requests to add to its load for its recent failures, so that a replica which fails fast does not attract work: twice as
+    /// many with each failure in a row.
+    pub(crate) fn penalty(&self, host: &impl Host) -> u32 {
+        match self.failures.get() {
+            Failures { streak: 0, .. } => 0,
+            Failures { streak, until_ms } if host.now_ms() < until_ms => 1_u32.checked_shl(streak).unwrap_or(u32::MAX),
+            Failures { .. } => 0,
+        }
+    }
 }
 
 /// Counters of requests by outcome, each defined when it is first used.
@@ -104,13 +145,27 @@ impl Registry {
             address: name.address.to_string(),
             in_flight: host.define(&Metric::InFlight { pool, replica: &label })?,
             held: host.define(&Metric::Held { pool, replica: &label })?,
-            requests: Requests::new(label),
+            requests: Requests::new(label.clone()),
+            label,
+            own: Cell::new(0),
+            lane: Cell::new(None),
+            failures: Cell::default(),
         });
         if own {
             self.0.insert(id, Rc::clone(&replica));
         }
         Ok(replica)
     }
+
+    /// Every replica that has been asked for.
+    pub(crate) fn known(&self) -> impl Iterator<Item = &Rc<Replica>> {
+        self.0.values()
+    }
+}
+
+/// Requests in flight by a gauge that may stand below zero for a moment.
+pub(crate) fn in_flight(host: &impl Host, gauge: MetricId) -> Result<u64, HostError> {
+    Ok(u64::try_from(host.value(gauge)?.cast_signed()).unwrap_or(0))
 }
 
 /// A pool as one thread sees it.
@@ -126,7 +181,7 @@ pub struct Pool {
     pub(crate) unserved: Requests,
     pub(crate) strangers: Requests,
     places: HashMap<ReplicaId, usize>,
-    registry: Registry,
+    pub(crate) registry: Registry,
     version: MetricId,
     version_read: Option<u64>,
     received_ms: Option<u64>,
@@ -194,7 +249,7 @@ impl Pool {
     /// A replica's load in requests: what others have there, as far as its figures are not older than `max_age_ms`, and what
     /// this Envoy has in flight there now.
     pub(crate) fn load(&self, host: &impl Host, member: &Member, max_age_ms: u64) -> Result<u32, HostError> {
-        let own = u32::try_from(host.value(member.replica.in_flight)?).unwrap_or(u32::MAX);
+        let own = u32::try_from(in_flight(host, member.replica.in_flight)?).unwrap_or(u32::MAX);
         let age_ms = self.snapshot_age_ms(host).map_or(u64::MAX, |age| age.saturating_add(member.figures.age_ms));
         Ok(if age_ms <= max_age_ms { own.saturating_add(member.figures.others) } else { own })
     }

@@ -1,9 +1,11 @@
 //! The decision: which replica a request goes to, and what is learned from where it went.
 
 mod choose;
+mod heal;
 mod learn;
 mod ticket;
 
+use core::cell::Cell;
 use std::rc::Rc;
 
 use hashbrown::HashMap;
@@ -11,10 +13,12 @@ use hashbrown::HashMap;
 use crate::bindings::{self, Bound};
 use crate::host::{Host, HostError, MetricId};
 use crate::identity::{Conversation, Digest};
+use crate::lanes::Lane;
 use crate::metric::{ErrorKind, Metric};
 use crate::outcome::Outcome;
 use crate::policy::{Policy, Terms};
 use crate::pool::{Member, Pool, Replica};
+use crate::replica::ReplicaId;
 use crate::table::{Entry, Table};
 use ticket::{InFlight, Taken};
 pub use ticket::{Served, Ticket};
@@ -77,6 +81,8 @@ pub struct Router<H: Host> {
     table: Table,
     pools: HashMap<Box<[u8]>, Pool>,
     errors: HashMap<ErrorKind, MetricId>,
+    /// This thread's lane, taken with its first request.
+    lane: Cell<Option<Lane>>,
 }
 
 impl<H: Host> Router<H> {
@@ -93,7 +99,7 @@ impl<H: Host> Router<H> {
             let cluster = policy.cluster.as_bytes().into();
             pools.insert(cluster, Pool::new(&host, policy, &settings.hash_key)?);
         }
-        Ok(Self { host, settings, table, pools, errors: HashMap::new() })
+        Ok(Self { host, settings, table, pools, errors: HashMap::new(), lane: Cell::new(None) })
     }
 
     /// The pool behind an Envoy cluster.
@@ -158,8 +164,8 @@ impl<H: Host> Router<H> {
             return self.pinned(cluster, pool, request, pin).map(Some);
         }
         let taken = match request.conversation {
-            Some(conversation) => self.turn(cluster, conversation.digest, request)?,
-            None => self.place(pool, Outcome::Unkeyed)?,
+            Some(conversation) => self.turn(cluster, conversation, request)?,
+            None => self.place(pool, Outcome::Unkeyed, request.bytes, None)?,
         };
         let Some(taken) = taken else { return Ok(None) };
         let Some(pool) = self.pools.get(cluster) else { return Ok(None) };
@@ -196,15 +202,15 @@ impl<H: Host> Router<H> {
                 ready.join(", ")
             )));
         };
-        let in_flight = InFlight::reserve(&self.host, member.replica.in_flight)?;
+        let in_flight = self.reserve(pool, &member.replica)?;
         let taken = Some((Rc::clone(&member.replica), in_flight));
         Ok(Verdict::Go(self.ticket(cluster, request, Outcome::Pinned, taken, Vec::new())))
     }
 
     /// Routes one turn of a conversation and remembers where it went. `None` if no replica is ready.
-    fn turn(&mut self, cluster: &[u8], digest: Digest, request: &Request<'_>) -> Result<Option<Taken<H>>, HostError> {
+    fn turn(&mut self, cluster: &[u8], conversation: &Conversation, request: &Request<'_>) -> Result<Option<Taken<H>>, HostError> {
         let Some(pool) = self.pools.get(cluster) else { return Ok(None) };
-        let now_s = now_s(&self.host);
+        let (now_s, digest) = (now_s(&self.host), conversation.digest);
         let mut last = None;
         for _ in 0..TRIES {
             // A try that lost the race gives back what it had reserved.
@@ -213,12 +219,19 @@ impl<H: Host> Router<H> {
             let known = self.table.entry(&bucket, now_s);
             let home = known.and_then(|entry| pool.member(entry.home)).filter(|home| home.is_ready());
             if !request.generates {
-                return home.map_or_else(|| self.place(pool, Outcome::Unkeyed), |home| self.take(home, Outcome::Sticky).map(Some));
+                return home.map_or_else(
+                    || self.place(pool, Outcome::Unkeyed, request.bytes, None),
+                    |home| self.take(pool, home, Outcome::Sticky).map(Some),
+                );
             }
             let taken = match (known, home) {
                 (Some(entry), Some(home)) => Some(self.turn_at_home(pool, home, entry.second)?),
-                (Some(_), None) => self.place(pool, Outcome::Rehomed)?,
-                (None, _) => self.place(pool, Outcome::Placed)?,
+                (Some(_), None) => self.place(pool, Outcome::Rehomed, request.bytes, None)?,
+                (None, _) => {
+                    // A subagent shares the prefix of the conversation it began in.
+                    let parent = conversation.parent.map_or(Ok(None), |parent| self.home_of(parent, now_s))?;
+                    self.place(pool, Outcome::Placed, request.bytes, parent)?
+                }
             };
             let Some(taken) = taken else { return Ok(None) };
             let (entry, binds) = remembered(known, digest, &taken, request.bytes, now_s);
@@ -232,6 +245,11 @@ impl<H: Host> Router<H> {
         }
         self.count_error(ErrorKind::Contended, 1);
         Ok(last)
+    }
+
+    fn home_of(&self, conversation: Digest, now_s: u32) -> Result<Option<ReplicaId>, HostError> {
+        let bucket = self.table.open(&self.host, conversation)?;
+        Ok(self.table.entry(&bucket, now_s).map(|entry| entry.home))
     }
 
     /// Notes a new home for the collector, if there is one.

@@ -2,13 +2,14 @@
 
 use std::rc::Rc;
 
-use super::ticket::{InFlight, Taken};
+use super::ticket::Taken;
 use super::{Router, TRIES};
 use crate::host::{Host, HostError};
 use crate::ledger::Ledger;
 use crate::outcome::Outcome;
 use crate::pool::{Member, Pool, Replica};
 use crate::replica::ReplicaId;
+use crate::sweep::context_kib;
 
 /// Addresses a retry may go to, behind the chosen one.
 const ALTERNATES: usize = 2;
@@ -26,7 +27,7 @@ impl<H: Host> Router<H> {
         let full = load > pool.policy.threshold(&home.figures);
         let elsewhere = if full { self.elsewhere(pool, home, load, second)? } else { None };
         let (member, outcome) = elsewhere.map_or((home, Outcome::Sticky), |member| (member, Outcome::Spilled));
-        self.take(member, outcome)
+        self.take(pool, member, outcome)
     }
 
     /// Where a turn goes whose home is full: the replica of the lowest load that is not full itself and lower by the margin.
@@ -51,26 +52,38 @@ impl<H: Host> Router<H> {
         Ok(best.map(|(_, member)| member))
     }
 
-    /// The least loaded replica; ties go to the one with the fewest held conversations, then the least KV cache in use, then the
-    /// one chosen the longest ago. `None` if no replica is ready.
-    pub(super) fn place(&self, pool: &Pool, outcome: Outcome) -> Result<Option<Taken<H>>, HostError> {
+    /// The least loaded replica; ties go to the one that holds the least context, then the least KV cache in use, then the one
+    /// chosen the longest ago. A replica that is `preferred` is taken if its load is higher by less than the margin. `None` if no
+    /// replica is ready.
+    pub(super) fn place(
+        &self,
+        pool: &Pool,
+        outcome: Outcome,
+        bytes: u32,
+        preferred: Option<ReplicaId>,
+    ) -> Result<Option<Taken<H>>, HostError> {
         let mut last = None;
         for _ in 0..TRIES {
+            // A try that lost the race gives back what it had reserved.
             drop(last.take());
             let mut ledger = Ledger::open(&self.host, &pool.policy.cluster)?;
             let mut best = None;
             for member in pool.members.iter().filter(|member| member.is_ready()) {
                 let line = ledger.line(member.replica.id);
+                let mut load = self.load(pool, member)?;
+                if Some(member.replica.id) == preferred {
+                    load = load.saturating_sub(pool.policy.margin(&member.figures));
+                }
                 let kv_usage = (member.figures.kv_usage * KV_STEPS) as u32;
-                let rank = (self.load(pool, member)?, line.held, kv_usage, line.last_chosen);
+                let rank = (load, Some(member.replica.id) != preferred, line.context_kib, kv_usage, line.last_chosen);
                 if best.as_ref().is_none_or(|(least, _)| rank < *least) {
                     best = Some((rank, member));
                 }
             }
             let Some((_, member)) = best else { return Ok(None) };
             // Reserved before the ledger is swapped: a thread that finds the ledger changed finds this in flight too.
-            let taken = self.take(member, outcome)?;
-            ledger.chosen(taken.replica.id, outcome != Outcome::Unkeyed);
+            let taken = self.take(pool, member, outcome)?;
+            ledger.chosen(taken.replica.id, (outcome != Outcome::Unkeyed).then(|| context_kib(bytes)));
             if ledger.store(&self.host)? {
                 return Ok(Some(taken));
             }
@@ -79,13 +92,14 @@ impl<H: Host> Router<H> {
         Ok(last)
     }
 
-    pub(super) fn take(&self, member: &Member, outcome: Outcome) -> Result<Taken<H>, HostError> {
-        let in_flight = InFlight::reserve(&self.host, member.replica.in_flight)?;
+    pub(super) fn take(&self, pool: &Pool, member: &Member, outcome: Outcome) -> Result<Taken<H>, HostError> {
+        let in_flight = self.reserve(pool, &member.replica)?;
         Ok(Taken { replica: Rc::clone(&member.replica), in_flight, outcome })
     }
 
     fn load(&self, pool: &Pool, member: &Member) -> Result<u32, HostError> {
-        pool.load(&self.host, member, self.settings.snapshot_max_age_ms)
+        let load = pool.load(&self.host, member, self.settings.snapshot_max_age_ms)?;
+        Ok(load.saturating_add(member.replica.penalty(&self.host)))
     }
 
     /// Where a retry may go: the least loaded of a few ready replicas at other addresses. A rank is sent once for every attempt,

@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use super::ticket::{InFlight, Served, Ticket};
+use super::ticket::{Served, Ticket};
 use super::{Router, TRIES, now_s};
 use crate::host::{Host, HostError};
 use crate::metric::ErrorKind;
@@ -11,8 +11,9 @@ use crate::pool::{Member, Replica};
 use crate::table::Entry;
 
 impl<H: Host> Router<H> {
-    /// Learns where a request is served: `address` answered it. Rebinds the conversation if a retry moved it.
-    pub fn served(&mut self, ticket: &mut Ticket<H>, address: &str) {
+    /// Learns where a request is served: `address` answered it, with a server's error if it `failed`. Rebinds the conversation if
+    /// a retry moved it.
+    pub fn served(&mut self, ticket: &mut Ticket<H>, address: &str, failed: bool) {
         let moved = ticket.chosen.as_ref().is_some_and(|chosen| chosen.address != address);
         let stays = !moved && ticket.chosen.is_some();
         let replica = if stays { ticket.chosen.clone() } else { self.find(ticket, address) };
@@ -22,6 +23,12 @@ impl<H: Host> Router<H> {
             (Some(_), Outcome::Sticky) => Outcome::Rehomed,
             (Some(_), planned) => planned,
         };
+        if let Some(left) = ticket.chosen.as_ref().filter(|_| moved) {
+            left.note(&self.host, true);
+        }
+        if let Some(replica) = &replica {
+            replica.note(&self.host, failed);
+        }
         let mut served = Served { outcome, replica, moved };
         if !stays
             && let Some(replica) = served.replica.clone()
@@ -32,9 +39,18 @@ impl<H: Host> Router<H> {
         ticket.served = Some(served);
     }
 
+    /// Learns that no replica answered and Envoy did in their place.
+    pub fn not_served(&self, ticket: &Ticket<H>) {
+        if let Some(chosen) = &ticket.chosen {
+            chosen.note(&self.host, true);
+        }
+    }
+
     /// Moves what was reserved and remembered to the replica that really serves the request.
     fn moved(&mut self, ticket: &mut Ticket<H>, replica: &Rc<Replica>, served: &mut Served) -> Result<(), HostError> {
-        ticket.in_flight = Some(InFlight::reserve(&self.host, replica.in_flight)?);
+        if let Some(pool) = self.pools.get(ticket.cluster.as_bytes()) {
+            ticket.in_flight = Some(self.reserve(pool, replica)?);
+        }
         let binds = matches!(ticket.planned, Outcome::Sticky | Outcome::Placed | Outcome::Rehomed);
         let Some(digest) = ticket.conversation.filter(|_| binds || ticket.planned == Outcome::Spilled) else { return Ok(()) };
         let now_s = now_s(&self.host);
@@ -78,6 +94,7 @@ impl<H: Host> Router<H> {
             self.count_error(ErrorKind::Host, 1);
         }
     }
+
     /// Counts a request that ended before it was decided: refused, or cut off while its body was read.
     pub fn ended_undecided(&mut self, cluster: &[u8]) {
         let Some(pool) = self.pools.get(cluster) else { return };

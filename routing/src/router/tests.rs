@@ -90,7 +90,7 @@ impl Site {
     fn turn(&mut self, id: u128) -> (Outcome, ReplicaName) {
         let mut ticket = self.ticket(id);
         let chosen = ticket.chosen().expect("a choice").name;
-        self.router.served(&mut ticket, &chosen.address.to_string());
+        self.router.served(&mut ticket, &chosen.address.to_string(), false);
         let outcome = ticket.served().expect("an outcome").outcome;
         self.router.ended(ticket);
         (outcome, chosen)
@@ -461,7 +461,7 @@ fn a_pool_without_affinity_and_a_cluster_without_pool_are_envoys() {
     let mut site = Site::new(|policy| policy.affinity = false);
     let mut ticket = site.ticket(0);
     assert_eq!((ticket.planned(), ticket.addresses().count()), (Outcome::Passed, 0));
-    site.router.served(&mut ticket, "10.0.0.2:8000");
+    site.router.served(&mut ticket, "10.0.0.2:8000", false);
     assert_eq!(site.in_flight(), 1, "counted where Envoy sent it");
     site.router.ended(ticket);
     assert_eq!((site.in_flight(), site.count(Outcome::Passed)), (0, 1));
@@ -488,7 +488,7 @@ fn ranks_of_one_endpoint_are_replicas_and_a_retry_keeps_the_rank() {
 fn retried(site: &mut Site, id: u128) -> (Outcome, ReplicaName) {
     let mut ticket = site.ticket(id);
     let address = ticket.addresses().nth(1).expect("an alternate").to_owned();
-    site.router.served(&mut ticket, &address);
+    site.router.served(&mut ticket, &address, false);
     let served = ticket.served().expect("an outcome").clone();
     assert!(served.moved);
     site.router.ended(ticket);
@@ -512,7 +512,7 @@ fn in_flight_moves_with_the_turn() {
     let mut ticket = site.ticket(0);
     let before = site.gauges();
     let address = ticket.addresses().nth(1).expect("an alternate").to_owned();
-    site.router.served(&mut ticket, &address);
+    site.router.served(&mut ticket, &address, false);
     assert_ne!(site.gauges(), before);
     assert_eq!(site.in_flight(), 1);
     site.router.ended(ticket);
@@ -527,7 +527,7 @@ fn outcomes_are_counted_from_where_a_request_was_served() {
     let nobody = site.ticket(0);
     site.router.ended(nobody);
     let mut stranger = site.ticket(0);
-    site.router.served(&mut stranger, "192.168.0.1:1");
+    site.router.served(&mut stranger, "192.168.0.1:1", false);
     site.router.ended(stranger);
     let dropped = site.ticket(0);
     drop(dropped);
@@ -610,7 +610,7 @@ proptest! {
                     let address = ticket.addresses().nth(usize::from(retried)).map(str::to_owned);
                     let had = ticket.chosen().is_some();
                     if let Some(address) = address.filter(|_| answered) {
-                        router.served(&mut ticket, &address);
+                        router.served(&mut ticket, &address, false);
                     }
                     router.ended(ticket);
                     ended += 1;
@@ -650,4 +650,126 @@ proptest! {
         prop_assert!(refused);
         prop_assert_eq!(host.shared_bytes(), 0);
     }
+}
+
+// === Threads that die ===
+
+/// What a trap does: the thread's memory is gone and nothing is given back.
+fn trap(router: Router<MemoryHost>, tickets: Vec<Ticket<MemoryHost>>) {
+    core::mem::forget(tickets);
+    core::mem::forget(router);
+}
+
+#[test]
+fn what_a_dead_thread_held_is_given_back_within_ten_seconds() {
+    let mut site = Site::new(|_| {});
+    let mut dying = site.thread();
+    let kept = site.ticket(0);
+    let lost: Vec<_> = (1..6).map(|id| ticket(&mut dying, id)).collect();
+    trap(dying, lost);
+    assert_eq!(site.in_flight(), 6);
+    for _ in 0..20 {
+        site.host.advance(500);
+        site.router.heal().expect("a tick");
+    }
+    assert_eq!(site.in_flight(), 1);
+    assert_eq!(site.errors(ErrorKind::Leak), 5);
+    drop(kept);
+    assert_eq!(site.in_flight(), 0);
+}
+
+#[test]
+fn a_thread_that_was_only_held_up_gets_its_own_back() {
+    let mut site = Site::new(|_| {});
+    let mut slow = site.thread();
+    let mut held: Vec<_> = (0..5).map(|id| ticket(&mut slow, id)).collect();
+    for _ in 0..12 {
+        site.host.advance(500);
+        site.router.heal().expect("a tick");
+    }
+    // Before its next tick, some of its requests end and new ones begin.
+    held.truncate(2);
+    held.push(ticket(&mut slow, 9));
+    slow.heal().expect("a tick");
+    assert_eq!(site.in_flight(), 3);
+    drop(held);
+    assert_eq!(site.in_flight(), 0);
+    for _ in 0..20 {
+        site.host.advance(500);
+        slow.heal().expect("a tick");
+        site.router.heal().expect("a tick");
+    }
+    assert_eq!(site.in_flight(), 0);
+}
+
+#[test]
+fn a_count_below_zero_is_read_as_none() {
+    let mut site = Site::new(|_| {});
+    let gauge = Metric::InFlight { pool: POOL, replica: &name(1).to_string() };
+    let gauge = site.host.define(&gauge).expect("a gauge");
+    site.host.add(gauge, -3).expect("room");
+    assert_eq!(site.load(1), 0);
+    assert_eq!(site.sync().pools[0].replicas[0].in_flight, 0);
+}
+
+// === Replicas that fail ===
+
+#[test]
+fn a_replica_that_fails_fast_does_not_attract_work() {
+    let mut site = Site::new(|_| {});
+    let broken = name(1);
+    let mut sent = 0;
+    for id in 0..100 {
+        let mut ticket = site.ticket(id);
+        let chosen = chosen(&ticket);
+        sent += u32::from(chosen == broken);
+        site.router.served(&mut ticket, &chosen.address.to_string(), chosen == broken);
+        site.router.ended(ticket);
+        site.host.advance(10);
+    }
+    assert!(sent <= 3, "{sent} of 100 went to the broken one");
+}
+
+#[test]
+fn a_replica_that_serves_again_is_forgiven() {
+    let mut site = Site::new(|_| {});
+    let mut ticket = site.ticket(0);
+    let home = chosen(&ticket);
+    let number = (1..=4).find(|number| name(*number) == home).expect("one of four");
+    site.router.served(&mut ticket, &home.address.to_string(), true);
+    site.router.ended(ticket);
+    let penalty = |site: &Site| site.router.pool(POOL.as_bytes()).expect("the pool").members()[number - 1].replica.penalty(&site.host);
+    assert!(penalty(&site) > 0);
+    assert_eq!(site.turn(0), (Outcome::Sticky, home));
+    assert_eq!(penalty(&site), 0);
+}
+
+#[test]
+fn a_replica_a_retry_left_counts_as_failed() {
+    let mut site = Site::new(|_| {});
+    let (_, home) = site.turn(0);
+    retried(&mut site, 0);
+    let number = (1..=4).find(|number| name(*number) == home).expect("one of four");
+    assert!(site.router.pool(POOL.as_bytes()).expect("the pool").members()[number - 1].replica.penalty(&site.host) > 0);
+    site.host.advance(11_000);
+    assert_eq!(site.router.pool(POOL.as_bytes()).expect("the pool").members()[number - 1].replica.penalty(&site.host), 0);
+}
+
+// === Subagents ===
+
+fn subagent(id: u128, parent: u128) -> Conversation {
+    Conversation { parent: Some(conversation(parent).digest), ..conversation(id) }
+}
+
+#[test]
+fn a_subagent_begins_at_its_parents_home_while_the_loads_are_within_the_margin() {
+    let mut site = Site::new(|policy| policy.spill_margin = Limit::Fixed(2));
+    let (_, home) = site.turn(0);
+    let mut first = |site: &mut Site, id| {
+        go(decide(&mut site.router, &Request { conversation: Some(&subagent(id, 0)), generates: true, ..Request::default() }))
+    };
+    let tickets: Vec<_> = (1..=4).map(|id| first(&mut site, id)).collect();
+    let at_home = tickets.iter().filter(|ticket| chosen(ticket) == home).count();
+    assert_eq!(tickets[0].planned(), Outcome::Placed);
+    assert_eq!(at_home, 3, "up to two more than elsewhere");
 }
