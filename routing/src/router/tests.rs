@@ -765,7 +765,7 @@ fn subagent(id: u128, parent: u128) -> Conversation {
 fn a_subagent_begins_at_its_parents_home_while_the_loads_are_within_the_margin() {
     let mut site = Site::new(|policy| policy.spill_margin = Limit::Fixed(2));
     let (_, home) = site.turn(0);
-    let mut first = |site: &mut Site, id| {
+    let first = |site: &mut Site, id| {
         go(decide(&mut site.router, &Request { conversation: Some(&subagent(id, 0)), generates: true, ..Request::default() }))
     };
     let tickets: Vec<_> = (1..=4).map(|id| first(&mut site, id)).collect();
