@@ -59,7 +59,10 @@ enum State {
 struct Head {
     cluster: Vec<u8>,
     pin: Option<String>,
+    /// The client's own rank header: whether it is there, and what it says.
     has_rank: bool,
+    rank: Option<u16>,
+    ignores_rank: bool,
     is_post: bool,
     generates: bool,
     bytes: u32,
@@ -68,7 +71,17 @@ struct Head {
 
 impl Head {
     fn new(cluster: Vec<u8>, headers: &Headers) -> Self {
-        let mut head = Self { cluster, pin: None, has_rank: false, is_post: false, generates: false, bytes: 0, anthropic: false };
+        let mut head = Self {
+            cluster,
+            pin: None,
+            has_rank: false,
+            rank: None,
+            ignores_rank: false,
+            is_post: false,
+            generates: false,
+            bytes: 0,
+            anthropic: false,
+        };
         let (mut method, mut path) = (&b""[..], &b""[..]);
         for (name, value) in headers.iter() {
             match name {
@@ -76,13 +89,18 @@ impl Head {
                 b":path" => path = value,
                 b"content-length" => head.bytes = core::str::from_utf8(value).ok().and_then(|n| n.parse().ok()).unwrap_or(0),
                 b"x-homing-replica" => head.pin = Some(String::from_utf8_lossy(value).into_owned()),
-                b"x-data-parallel-rank" => head.has_rank = true,
+                b"x-data-parallel-rank" => {
+                    head.has_rank = true;
+                    head.rank = core::str::from_utf8(value).ok().and_then(|rank| rank.trim().parse().ok());
+                }
                 _ => {}
             }
         }
         let path = path.split(|byte| *byte == b'?').next().unwrap_or_default();
         head.is_post = method == b"POST";
         head.generates = head.is_post && !SILENT.iter().any(|silent| path.ends_with(silent));
+        // vLLM reads the rank for every other call, and none here.
+        head.ignores_rank = path.ends_with(b"/responses");
         head.anthropic = path.ends_with(b"/messages");
         head
     }
@@ -99,7 +117,14 @@ impl RouteStream {
     /// Decides and writes the choice into the request's headers.
     fn decide(&mut self, head: &Head, conversation: Option<&Conversation>) -> Action {
         let Ok(mut router) = self.routes.router.try_borrow_mut() else { return Action::Continue };
-        let request = Request { conversation, generates: head.generates, pin: head.pin.as_deref(), bytes: head.bytes };
+        let request = Request {
+            conversation,
+            generates: head.generates,
+            pin: head.pin.as_deref(),
+            rank: head.rank,
+            ignores_rank: head.ignores_rank,
+            bytes: head.bytes,
+        };
         match router.decide(&head.cluster, &request) {
             None => Action::Continue,
             Some(Verdict::Refuse(why)) => {

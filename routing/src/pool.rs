@@ -116,6 +116,8 @@ impl Requests {
 pub struct Member {
     /// The replica.
     pub replica: Rc<Replica>,
+    /// The endpoint it is a rank of: what counts requests of which only the endpoint is known.
+    pub(crate) endpoint: Option<Rc<Replica>>,
     /// Its figures.
     pub figures: Figures,
 }
@@ -124,6 +126,11 @@ impl Member {
     /// Whether it takes turns.
     pub fn is_ready(&self) -> bool {
         self.figures.state == ReplicaState::Ready
+    }
+
+    /// What a request counts at that is sent here, with its rank or without.
+    pub(crate) fn counted_at(&self, ignores_rank: bool) -> &Rc<Replica> {
+        self.endpoint.as_ref().filter(|_| ignores_rank).unwrap_or(&self.replica)
     }
 }
 
@@ -180,6 +187,9 @@ pub struct Pool {
     /// Requests that were sent to no replica and answered by none, and those served by an endpoint outside the snapshot.
     pub(crate) unserved: Requests,
     pub(crate) strangers: Requests,
+    /// Whether some replica takes turns, and whether some is a rank.
+    pub(crate) has_ready: bool,
+    pub(crate) has_ranks: bool,
     places: HashMap<ReplicaId, usize>,
     pub(crate) registry: Registry,
     version: MetricId,
@@ -196,6 +206,8 @@ impl Pool {
             members: Vec::new(),
             unserved: Requests::new(NO_REPLICA),
             strangers: Requests::new(OTHER_REPLICA),
+            has_ready: false,
+            has_ranks: false,
             places: HashMap::new(),
             registry: Registry::default(),
             version,
@@ -224,10 +236,15 @@ impl Pool {
     }
 
     fn set_members(&mut self, host: &impl Host, replicas: &[(ReplicaName, Figures)]) -> Result<(), HostError> {
+        let cluster = &self.policy.cluster;
         let member = |(name, figures): &(ReplicaName, Figures)| {
-            Ok(Member { replica: self.registry.replica(host, &self.policy.cluster, name)?, figures: *figures })
+            let endpoint = name.rank.map(|_| ReplicaName::endpoint(name.address));
+            let endpoint = endpoint.map(|endpoint| self.registry.replica(host, cluster, &endpoint)).transpose()?;
+            Ok(Member { replica: self.registry.replica(host, cluster, name)?, endpoint, figures: *figures })
         };
         self.members = replicas.iter().map(member).collect::<Result<_, _>>()?;
+        self.has_ready = self.members.iter().any(Member::is_ready);
+        self.has_ranks = self.members.iter().any(|member| member.endpoint.is_some());
         self.places = self.members.iter().enumerate().map(|(place, member)| (member.replica.id, place)).collect();
         Ok(())
     }
@@ -238,7 +255,18 @@ impl Pool {
     }
 
     pub(crate) fn member(&self, id: ReplicaId) -> Option<&Member> {
-        self.members.get(*self.places.get(&id)?)
+        self.members.get(self.place_of(id)?)
+    }
+
+    /// Where a replica stands in the list.
+    pub(crate) fn place_of(&self, id: ReplicaId) -> Option<usize> {
+        self.places.get(&id).copied()
+    }
+
+    /// The replicas that take turns, for a message.
+    pub(crate) fn ready_names(&self) -> String {
+        let ready: Vec<_> = self.members.iter().filter(|m| m.is_ready()).map(|m| m.replica.name.to_string()).collect();
+        ready.join(", ")
     }
 
     /// Milliseconds since the last snapshot came; `None` if none ever did.

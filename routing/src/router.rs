@@ -17,10 +17,10 @@ use crate::lanes::Lane;
 use crate::metric::{ErrorKind, Metric};
 use crate::outcome::Outcome;
 use crate::policy::{Policy, Terms};
-use crate::pool::{Member, Pool, Replica};
-use crate::replica::ReplicaId;
+use crate::pool::{Pool, Replica};
+use crate::replica::{ReplicaId, ReplicaName};
 use crate::table::{Entry, Table};
-use ticket::{InFlight, Taken};
+use ticket::Taken;
 pub use ticket::{Served, Ticket};
 
 /// How often a value that other threads change too is tried.
@@ -60,6 +60,10 @@ pub struct Request<'a> {
     pub generates: bool,
     /// The replica the client named.
     pub pin: Option<&'a str>,
+    /// The data-parallel rank the client named.
+    pub rank: Option<u16>,
+    /// Whether the engine ignores the rank it is sent for this call, so that only the endpoint can be chosen.
+    pub ignores_rank: bool,
     /// The size of its body in bytes, 0 when unknown.
     pub bytes: u32,
 }
@@ -157,20 +161,22 @@ impl<H: Host> Router<H> {
     /// `None` leaves the choice to Envoy.
     fn try_decide(&mut self, cluster: &[u8], request: &Request<'_>) -> Result<Option<Verdict<H>>, HostError> {
         let Some(pool) = self.pools.get(cluster) else { return Ok(None) };
-        if !pool.policy.affinity || !pool.members.iter().any(Member::is_ready) {
+        if !pool.policy.affinity || !pool.has_ready {
             return Ok(None);
         }
         if let Some(pin) = request.pin {
             return self.pinned(cluster, pool, request, pin).map(Some);
         }
+        if let Some(rank) = request.rank.filter(|_| pool.has_ranks && !request.ignores_rank) {
+            return self.pinned_rank(cluster, pool, request, rank).map(Some);
+        }
         let taken = match request.conversation {
             Some(conversation) => self.turn(cluster, conversation, request)?,
-            None => self.place(pool, Outcome::Unkeyed, request.bytes, None)?,
+            None => self.place(pool, Outcome::Unkeyed, None, request)?,
         };
-        let Some(taken) = taken else { return Ok(None) };
-        let Some(pool) = self.pools.get(cluster) else { return Ok(None) };
-        let alternates = self.alternates(pool, &taken.replica)?;
-        Ok(Some(Verdict::Go(self.ticket(cluster, request, taken.outcome, Some((taken.replica, taken.in_flight)), alternates))))
+        let (Some(taken), Some(pool)) = (taken, self.pools.get(cluster)) else { return Ok(None) };
+        let alternates = self.alternates(pool, taken.home, request.ignores_rank)?;
+        Ok(Some(Verdict::Go(self.ticket(cluster, request, taken.outcome, Some(taken), alternates))))
     }
 
     fn ticket(
@@ -178,33 +184,51 @@ impl<H: Host> Router<H> {
         cluster: &[u8],
         request: &Request<'_>,
         planned: Outcome,
-        taken: Option<(Rc<Replica>, InFlight<H>)>,
+        taken: Option<Taken<H>>,
         alternates: Vec<Rc<Replica>>,
     ) -> Ticket<H> {
-        let (chosen, in_flight) = taken.unzip();
-        let conversation = request.conversation.map(|conversation| conversation.digest);
-        let cluster = self.pools.get(cluster).map_or_else(|| Rc::from(""), |pool| Rc::clone(&pool.cluster));
-        Ticket { cluster, planned, conversation, bytes: request.bytes, chosen, alternates, in_flight, served: None }
+        let (chosen, in_flight) = taken.map(|taken| (taken.replica, taken.in_flight)).unzip();
+        Ticket {
+            cluster: self.pools.get(cluster).map_or_else(|| Rc::from(""), |pool| Rc::clone(&pool.cluster)),
+            planned,
+            conversation: request.conversation.map(|conversation| conversation.digest),
+            bytes: request.bytes,
+            ignores_rank: request.ignores_rank,
+            chosen,
+            alternates,
+            in_flight,
+            served: None,
+        }
     }
 
     /// The replica a client named, or why it cannot have it.
     fn pinned(&self, cluster: &[u8], pool: &Pool, request: &Request<'_>, pin: &str) -> Result<Verdict<H>, HostError> {
         if !pool.policy.client_pin {
-            return Ok(Verdict::Refuse(format!("the pool `{}` does not let clients name a replica", pool.policy.cluster)));
+            return Ok(denied(pool));
         }
-        let named = pin.trim().parse().ok().and_then(|name: crate::replica::ReplicaName| pool.member(name.id()));
+        let named = pin.trim().parse().ok().and_then(|name: ReplicaName| pool.member(name.id()));
         let Some(member) = named.filter(|member| member.is_ready()) else {
-            let ready: Vec<_> = pool.members.iter().filter(|m| m.is_ready()).map(|m| m.replica.name.to_string()).collect();
             let named: String = pin.chars().take(80).collect();
-            return Ok(Verdict::Refuse(format!(
-                "`{named}` is no ready replica of `{}`: use {}",
-                pool.policy.cluster,
-                ready.join(", ")
-            )));
+            let (pool, ready) = (&pool.policy.cluster, pool.ready_names());
+            return Ok(Verdict::Refuse(format!("`{named}` is no ready replica of `{pool}`: use {ready}")));
         };
-        let in_flight = self.reserve(pool, &member.replica)?;
-        let taken = Some((Rc::clone(&member.replica), in_flight));
-        Ok(Verdict::Go(self.ticket(cluster, request, Outcome::Pinned, taken, Vec::new())))
+        let taken = self.take(pool, member, Outcome::Pinned, request)?;
+        Ok(Verdict::Go(self.ticket(cluster, request, Outcome::Pinned, Some(taken), Vec::new())))
+    }
+
+    /// A replica of the rank a client named, or why it cannot have it.
+    fn pinned_rank(&self, cluster: &[u8], pool: &Pool, request: &Request<'_>, rank: u16) -> Result<Verdict<H>, HostError> {
+        if !pool.policy.client_pin {
+            return Ok(denied(pool));
+        }
+        let conversation = request.conversation.map(|conversation| conversation.digest);
+        let home = conversation.map_or(Ok(None), |conversation| self.home_of(conversation, now_s(&self.host)))?;
+        let Some(taken) = self.place_at_rank(pool, rank, home, request)? else {
+            let (pool, ready) = (&pool.policy.cluster, pool.ready_names());
+            return Ok(Verdict::Refuse(format!("no replica of rank {rank} of `{pool}` is ready: use one of {ready}")));
+        };
+        let alternates = self.alternates(pool, taken.home, false)?;
+        Ok(Verdict::Go(self.ticket(cluster, request, Outcome::Pinned, Some(taken), alternates)))
     }
 
     /// Routes one turn of a conversation and remembers where it went. `None` if no replica is ready.
@@ -220,17 +244,17 @@ impl<H: Host> Router<H> {
             let home = known.and_then(|entry| pool.member(entry.home)).filter(|home| home.is_ready());
             if !request.generates {
                 return home.map_or_else(
-                    || self.place(pool, Outcome::Unkeyed, request.bytes, None),
-                    |home| self.take(pool, home, Outcome::Sticky).map(Some),
+                    || self.place(pool, Outcome::Unkeyed, None, request),
+                    |home| self.take(pool, home, Outcome::Sticky, request).map(Some),
                 );
             }
             let taken = match (known, home) {
-                (Some(entry), Some(home)) => Some(self.turn_at_home(pool, home, entry.second)?),
-                (Some(_), None) => self.place(pool, Outcome::Rehomed, request.bytes, None)?,
+                (Some(entry), Some(home)) => Some(self.turn_at_home(pool, home, entry.second, request)?),
+                (Some(_), None) => self.place(pool, Outcome::Rehomed, None, request)?,
                 (None, _) => {
                     // A subagent shares the prefix of the conversation it began in.
                     let parent = conversation.parent.map_or(Ok(None), |parent| self.home_of(parent, now_s))?;
-                    self.place(pool, Outcome::Placed, request.bytes, parent)?
+                    self.place(pool, Outcome::Placed, parent, request)?
                 }
             };
             let Some(taken) = taken else { return Ok(None) };
@@ -267,9 +291,13 @@ impl<H: Host> Router<H> {
     }
 }
 
+fn denied<H: Host>(pool: &Pool) -> Verdict<H> {
+    Verdict::Refuse(format!("the pool `{}` does not let clients name a replica", pool.policy.cluster))
+}
+
 /// What is remembered of a conversation after this turn, and whether its home is new.
 fn remembered<H: Host>(known: Option<Entry>, digest: Digest, taken: &Taken<H>, bytes: u32, now_s: u32) -> (Entry, bool) {
-    let replica = taken.replica.id;
+    let replica = taken.home;
     let fresh = Entry { digest, home: replica, second: None, home_bytes: bytes, second_bytes: 0, last_turn: now_s, turns_away: 0 };
     match (known, taken.outcome) {
         (Some(entry), Outcome::Sticky) => (Entry { home_bytes: bytes, last_turn: now_s, turns_away: 0, ..entry }, false),

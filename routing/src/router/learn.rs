@@ -8,6 +8,7 @@ use crate::host::{Host, HostError};
 use crate::metric::ErrorKind;
 use crate::outcome::Outcome;
 use crate::pool::{Member, Replica};
+use crate::replica::ReplicaId;
 use crate::table::Entry;
 
 impl<H: Host> Router<H> {
@@ -16,7 +17,9 @@ impl<H: Host> Router<H> {
     pub fn served(&mut self, ticket: &mut Ticket<H>, address: &str, failed: bool) {
         let moved = ticket.chosen.as_ref().is_some_and(|chosen| chosen.address != address);
         let stays = !moved && ticket.chosen.is_some();
-        let replica = if stays { ticket.chosen.clone() } else { self.find(ticket, address) };
+        let found = if stays { None } else { self.find(ticket, address) };
+        let (home, replica) =
+            found.map_or((None, ticket.chosen.clone().filter(|_| stays)), |(home, replica)| (Some(home), Some(replica)));
         let outcome = match (&replica, ticket.planned) {
             (_, planned) if stays => planned,
             (None, _) | (_, Outcome::Pinned) => Outcome::Passed,
@@ -30,9 +33,8 @@ impl<H: Host> Router<H> {
             replica.note(&self.host, failed);
         }
         let mut served = Served { outcome, replica, moved };
-        if !stays
-            && let Some(replica) = served.replica.clone()
-            && self.moved(ticket, &replica, &mut served).is_err()
+        if let Some(home) = home
+            && self.moved(ticket, home, &mut served).is_err()
         {
             self.count_error(ErrorKind::Host, 1);
         }
@@ -47,8 +49,8 @@ impl<H: Host> Router<H> {
     }
 
     /// Moves what was reserved and remembered to the replica that really serves the request.
-    fn moved(&mut self, ticket: &mut Ticket<H>, replica: &Rc<Replica>, served: &mut Served) -> Result<(), HostError> {
-        if let Some(pool) = self.pools.get(ticket.cluster.as_bytes()) {
+    fn moved(&mut self, ticket: &mut Ticket<H>, home: ReplicaId, served: &mut Served) -> Result<(), HostError> {
+        if let (Some(pool), Some(replica)) = (self.pools.get(ticket.cluster.as_bytes()), &served.replica) {
             ticket.in_flight = Some(self.reserve(pool, replica)?);
         }
         let binds = matches!(ticket.planned, Outcome::Sticky | Outcome::Placed | Outcome::Rehomed);
@@ -58,12 +60,12 @@ impl<H: Host> Router<H> {
             let bucket = self.table.open(&self.host, digest)?;
             let Some(mut entry) = self.table.entry(&bucket, now_s) else { return Ok(()) };
             if binds {
-                entry = Entry { home: replica.id, home_bytes: ticket.bytes, ..entry };
-            } else if entry.home == replica.id {
+                entry = Entry { home, home_bytes: ticket.bytes, ..entry };
+            } else if entry.home == home {
                 served.outcome = Outcome::Sticky;
                 return Ok(());
             } else {
-                entry = Entry { second: Some(replica.id), second_bytes: ticket.bytes, ..entry };
+                entry = Entry { second: Some(home), second_bytes: ticket.bytes, ..entry };
             }
             if self.table.store(&self.host, bucket, &entry)? {
                 return if binds { self.journal(ticket.cluster.as_bytes(), &entry) } else { Ok(()) };
@@ -73,11 +75,15 @@ impl<H: Host> Router<H> {
         Ok(())
     }
 
-    fn find(&self, ticket: &Ticket<H>, address: &str) -> Option<Rc<Replica>> {
+    /// The replica at an address that a request may have been moved to, and where the request then counts.
+    fn find(&self, ticket: &Ticket<H>, address: &str) -> Option<(ReplicaId, Rc<Replica>)> {
         let rank = ticket.chosen.as_ref().and_then(|chosen| chosen.name.rank);
+        // Where Envoy chose, or the engine does, only the endpoint is known.
+        let any_rank = ticket.ignores_rank || ticket.chosen.is_none();
         let pool = self.pools.get(ticket.cluster.as_bytes())?;
-        let at = |member: &&Member| member.replica.address == address && (member.replica.name.rank == rank);
-        pool.members.iter().find(at).map(|member| Rc::clone(&member.replica))
+        let fits = |member: &&Member| member.replica.address == address && (any_rank || member.replica.name.rank == rank);
+        let member = pool.members.iter().find(fits)?;
+        Some((member.replica.id, Rc::clone(member.counted_at(any_rank))))
     }
 
     /// Counts a request whose stream has ended and gives its in-flight back.

@@ -470,16 +470,72 @@ fn a_pool_without_affinity_and_a_cluster_without_pool_are_envoys() {
 
 #[test]
 fn ranks_of_one_endpoint_are_replicas_and_a_retry_keeps_the_rank() {
-    let mut site = Site::new(|_| {});
+    let mut site = ranked_site(|_| {});
     let ranks = ["10.0.0.1:8000#0", "10.0.0.1:8000#1", "10.0.0.2:8000#0", "10.0.0.2:8000#1"];
-    site.reports = ranks.iter().map(|name| report(name.parse().expect("a name"))).collect();
-    site.sync();
     let tickets: Vec<_> = (0..4).map(|id| site.ticket(id)).collect();
     let mut placed: Vec<_> = tickets.iter().map(|ticket| chosen(ticket).to_string()).collect();
     placed.sort();
     assert_eq!(placed, ranks);
     assert!(tickets.iter().all(|ticket| ticket.alternates.len() == 1));
     assert!(tickets.iter().all(|ticket| ticket.alternates[0].name.rank == chosen(ticket).rank));
+}
+
+fn ranked_site(change: impl FnOnce(&mut Policy)) -> Site {
+    let mut site = Site::new(change);
+    let ranks = ["10.0.0.1:8000#0", "10.0.0.1:8000#1", "10.0.0.2:8000#0", "10.0.0.2:8000#1"];
+    site.reports = ranks.iter().map(|name| report(name.parse().expect("a name"))).collect();
+    site.sync();
+    site
+}
+
+#[test]
+fn a_rank_the_client_names_is_a_pin_to_the_least_loaded_replica_of_that_rank() {
+    let mut site = ranked_site(|_| {});
+    let mut pinned = |rank| decide(&mut site.router, &Request { rank: Some(rank), generates: true, ..Request::default() });
+    let tickets = [go(pinned(1)), go(pinned(1))];
+    let mut names = tickets.iter().map(|ticket| chosen(ticket).to_string()).collect::<Vec<_>>();
+    names.sort();
+    assert_eq!(names, ["10.0.0.1:8000#1", "10.0.0.2:8000#1"]);
+    assert!(tickets.iter().all(|ticket| ticket.planned() == Outcome::Pinned));
+    assert!(matches!(pinned(7), Verdict::Refuse(why) if why.contains("10.0.0.1:8000#0")));
+}
+
+#[test]
+fn a_rank_means_nothing_where_no_replica_has_one() {
+    let mut site = Site::new(|policy| policy.client_pin = false);
+    let ticket = go(decide(&mut site.router, &Request { rank: Some(0), generates: true, ..Request::default() }));
+    assert_eq!((ticket.planned(), chosen(&ticket).rank), (Outcome::Unkeyed, None));
+}
+
+#[test]
+fn a_call_whose_rank_the_engine_ignores_counts_at_its_endpoint_and_stays_there() {
+    let mut site = ranked_site(|_| {});
+    let responses = |site: &mut Site| {
+        let request = Request { conversation: Some(&conversation(0)), generates: true, ignores_rank: true, ..Request::default() };
+        let mut ticket = go(decide(&mut site.router, &request));
+        let chosen = chosen(&ticket);
+        assert_eq!(ticket.alternates.len(), 1, "the other endpoint, once");
+        site.router.served(&mut ticket, &chosen.address.to_string(), false);
+        (ticket.served().expect("an outcome").outcome, chosen)
+    };
+    let (outcome, first) = responses(&mut site);
+    assert_eq!((outcome, first.rank), (Outcome::Placed, None));
+    for _ in 0..3 {
+        assert_eq!(responses(&mut site), (Outcome::Sticky, first));
+    }
+    assert_eq!(site.in_flight(), 0);
+}
+
+#[test]
+fn a_retry_of_such_a_call_moves_the_conversation_to_the_other_endpoint() {
+    let mut site = ranked_site(|_| {});
+    let request = Request { conversation: Some(&conversation(0)), generates: true, ignores_rank: true, ..Request::default() };
+    let mut ticket = go(decide(&mut site.router, &request));
+    let other = ticket.addresses().nth(1).expect("an alternate").to_owned();
+    site.router.served(&mut ticket, &other, false);
+    site.router.ended(ticket);
+    let ticket = go(decide(&mut site.router, &request));
+    assert_eq!((ticket.planned(), chosen(&ticket).address.to_string()), (Outcome::Sticky, other));
 }
 
 // === Learning from where it went ===
@@ -738,7 +794,8 @@ fn a_replica_that_serves_again_is_forgiven() {
     let number = (1..=4).find(|number| name(*number) == home).expect("one of four");
     site.router.served(&mut ticket, &home.address.to_string(), true);
     site.router.ended(ticket);
-    let penalty = |site: &Site| site.router.pool(POOL.as_bytes()).expect("the pool").members()[number - 1].replica.penalty(&site.host);
+    let penalty =
+        |site: &Site| site.router.pool(POOL.as_bytes()).expect("the pool").members()[number - 1].replica.penalty(&site.host);
     assert!(penalty(&site) > 0);
     assert_eq!(site.turn(0), (Outcome::Sticky, home));
     assert_eq!(penalty(&site), 0);

@@ -6,6 +6,7 @@ use crate::host::{Host, HostError};
 use crate::identity::Digest;
 use crate::outcome::Outcome;
 use crate::pool::Replica;
+use crate::replica::ReplicaId;
 
 /// A decided request, until its stream ends. Dropping it gives its in-flight back.
 #[derive(Debug)]
@@ -14,6 +15,7 @@ pub struct Ticket<H: Host> {
     pub(super) planned: Outcome,
     pub(super) conversation: Option<Digest>,
     pub(super) bytes: u32,
+    pub(super) ignores_rank: bool,
     pub(super) chosen: Option<Rc<Replica>>,
     pub(super) alternates: Vec<Rc<Replica>>,
     pub(super) in_flight: Option<InFlight<H>>,
@@ -91,6 +93,9 @@ impl<H: Host> Drop for InFlight<H> {
 
 /// A replica taken for a request.
 pub(super) struct Taken<H: Host> {
+    /// Where the conversation is then at home.
+    pub(super) home: ReplicaId,
+    /// Where the request counts: the replica, or its endpoint.
     pub(super) replica: Rc<Replica>,
     pub(super) in_flight: InFlight<H>,
     pub(super) outcome: Outcome,
