@@ -179,6 +179,10 @@ impl HttpContext for RouteStream {
         self.routes.serves.set(true);
         let Ok(Some(cluster)) = Envoy.property(CLUSTER_NAME) else { return Action::Continue };
         let Ok(headers) = Envoy.request_headers() else { return Action::Continue };
+        #[cfg(feature = "trap")]
+        if headers.iter().any(|(name, _)| name == b"x-homing-test-trap") {
+            core::arch::wasm32::unreachable();
+        }
         let (conversation, wants_body) = {
             let Ok(router) = self.routes.router.try_borrow() else { return Action::Continue };
             let Some(pool) = router.pool(&cluster) else { return Action::Continue };
