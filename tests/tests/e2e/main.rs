@@ -6,4 +6,5 @@ mod control;
 mod endings;
 mod failures;
 mod headers;
+mod identity;
 mod routing;
