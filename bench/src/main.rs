@@ -6,6 +6,8 @@ use clap::{Args, Parser, Subcommand};
 use homing_bench::engine::EngineConfig;
 use homing_bench::load::{self, LoadConfig, SessionShape};
 use homing_bench::replica::{Replica, ReplicaConfig};
+use homing_bench::simulate::{self, HomingOptions, PolicyName, Simulation, SimulationReport, Workload, WorkloadName};
+use homing_routing::policy::Limit;
 use std::io::{self, IsTerminal, Write};
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -23,6 +25,7 @@ struct Cli {
 enum Command {
     Replica(ReplicaArgs),
     Load(LoadArgs),
+    Simulate(SimulateArgs),
 }
 
 /// A stand-in for a vLLM replica: a model of the engine behind vLLM's HTTP endpoints and metrics.
@@ -118,11 +121,80 @@ struct LoadArgs {
     progress: bool,
 }
 
+/// Runs agent sessions on modelled engines in virtual time, under one or more policies, and prints a line for each.
+#[derive(Args)]
+struct SimulateArgs {
+    /// Where turns go; several are compared.
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "least-request,homing")]
+    policy: Vec<PolicyName>,
+    /// Sessions at once; several are run.
+    #[arg(long, value_delimiter = ',', default_value = "4,8,16,24,32")]
+    sessions: Vec<usize>,
+    /// What sessions send.
+    #[arg(long, value_enum, default_value = "reference")]
+    workload: WorkloadName,
+    /// Replicas.
+    #[arg(long, default_value_t = 4)]
+    replicas: usize,
+    /// Minutes of the model's time.
+    #[arg(long, default_value_t = 30)]
+    minutes: u64,
+    /// Tokens that each KV cache holds.
+    #[arg(long, default_value_t = EngineConfig::default().kv_cache_tokens)]
+    kv_tokens: usize,
+    /// Requests that run at once in an engine.
+    #[arg(long, default_value_t = EngineConfig::default().max_num_seqs)]
+    max_num_seqs: usize,
+    /// Homing's spill threshold; automatic if not given.
+    #[arg(long)]
+    threshold: Option<u32>,
+    /// Homing's spill margin; automatic if not given.
+    #[arg(long)]
+    margin: Option<u32>,
+    /// Turns in a row away after which a conversation moves.
+    #[arg(long, default_value_t = HomingOptions::default().turns_away)]
+    turns_away: u8,
+    /// Texts and think times depend on it alone.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Print each report as a line of JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+fn simulate(args: &SimulateArgs) -> Result<()> {
+    if !args.json {
+        say(SimulationReport::HEADER)?;
+    }
+    let limit = |number: Option<u32>| number.map_or(Limit::Auto, Limit::Fixed);
+    for sessions in &args.sessions {
+        for policy in &args.policy {
+            let simulation = Simulation {
+                replicas: args.replicas,
+                engine: EngineConfig {
+                    kv_cache_tokens: args.kv_tokens,
+                    max_num_seqs: args.max_num_seqs,
+                    ..EngineConfig::default()
+                },
+                sessions: *sessions,
+                workload: Workload::new(args.workload, args.seed),
+                policy: *policy,
+                homing: HomingOptions { threshold: limit(args.threshold), margin: limit(args.margin), turns_away: args.turns_away },
+                duration: Duration::from_secs(60 * args.minutes),
+            };
+            let report = simulate::run(&simulation);
+            if args.json { say(&serde_json::to_string(&report)?)? } else { say(&report.to_string())? }
+        }
+    }
+    Ok(())
+}
+
 #[tokio::main]
 async fn main() -> Result<()> {
     match Cli::parse().command {
         Command::Replica(args) => replica(args).await,
         Command::Load(args) => load(args).await,
+        Command::Simulate(args) => simulate(&args),
     }
 }
 

@@ -358,6 +358,7 @@ fn route(file: File) -> Result<RouteConfig, ConfigError> {
         max_conversations: file.max_conversations.0,
         idle_s,
         snapshot_max_age_ms: u64::try_from(file.snapshot_max_age.0.as_millis()).unwrap_or(u64::MAX),
+        ..Settings::default()
     };
     Ok(RouteConfig { debug_headers: file.debug_headers, max_body_bytes: file.max_body_bytes.0 as usize, settings, policies })
 }

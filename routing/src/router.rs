@@ -29,9 +29,6 @@ const TRIES: usize = 3;
 /// A collector that has sent nothing for this long does not come for bindings either.
 const COLLECTOR_GONE_MS: u64 = 60_000;
 
-/// Turns in a row at the second home after which it becomes the home.
-const TURNS_AWAY: u8 = 2;
-
 /// Settings that hold for every pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
@@ -43,11 +40,13 @@ pub struct Settings {
     pub idle_s: u32,
     /// After how many milliseconds a snapshot's load counts for nothing.
     pub snapshot_max_age_ms: u64,
+    /// Turns in a row at the second home after which it becomes the home; no operator's business, but measured.
+    pub turns_away: u8,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { hash_key: [0; 16], max_conversations: 65_536, idle_s: 600, snapshot_max_age_ms: 5_000 }
+        Self { hash_key: [0; 16], max_conversations: 65_536, idle_s: 600, snapshot_max_age_ms: 5_000, turns_away: 2 }
     }
 }
 
@@ -258,7 +257,7 @@ impl<H: Host> Router<H> {
                 }
             };
             let Some(taken) = taken else { return Ok(None) };
-            let (entry, binds) = remembered(known, digest, &taken, request.bytes, now_s);
+            let (entry, binds) = remembered(known, digest, &taken, request.bytes, now_s, self.settings.turns_away);
             if self.table.store(&self.host, bucket, &entry)? {
                 if binds {
                     self.journal(cluster, &entry)?;
@@ -296,7 +295,14 @@ fn denied<H: Host>(pool: &Pool) -> Verdict<H> {
 }
 
 /// What is remembered of a conversation after this turn, and whether its home is new.
-fn remembered<H: Host>(known: Option<Entry>, digest: Digest, taken: &Taken<H>, bytes: u32, now_s: u32) -> (Entry, bool) {
+fn remembered<H: Host>(
+    known: Option<Entry>,
+    digest: Digest,
+    taken: &Taken<H>,
+    bytes: u32,
+    now_s: u32,
+    most_away: u8,
+) -> (Entry, bool) {
     let replica = taken.home;
     let fresh = Entry { digest, home: replica, second: None, home_bytes: bytes, second_bytes: 0, last_turn: now_s, turns_away: 0 };
     match (known, taken.outcome) {
@@ -304,7 +310,7 @@ fn remembered<H: Host>(known: Option<Entry>, digest: Digest, taken: &Taken<H>, b
         (Some(entry), Outcome::Spilled) => {
             let again = entry.second == Some(replica);
             let turns_away = if again { entry.turns_away.saturating_add(1) } else { 1 };
-            if turns_away >= TURNS_AWAY {
+            if turns_away >= most_away {
                 let (second, second_bytes) = (Some(entry.home), entry.home_bytes);
                 (Entry { second, second_bytes, ..fresh }, true)
             } else {

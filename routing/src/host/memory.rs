@@ -29,6 +29,11 @@ impl MemoryHost {
         host
     }
 
+    /// Sets the clock.
+    pub fn set_now(&self, now_ms: u64) {
+        self.0.now_ms.set(now_ms);
+    }
+
     /// Moves the clock forward.
     pub fn advance(&self, ms: u64) {
         self.0.now_ms.set(self.0.now_ms.get().saturating_add(ms));
