@@ -68,7 +68,7 @@ fn name(case: &Case) -> Option<Conversation> {
     let encoding = headers.iter().find(|(name, _)| name == b"content-encoding").map(|(_, value)| value.as_slice());
     namer.from_headers(headers.iter().map(|(name, value)| (name.as_slice(), value.as_slice()))).or_else(|| {
         let body = case.body.as_ref().filter(|_| needs_body(encoding))?;
-        namer.from_body(body.as_bytes())
+        namer.from_body(body.as_bytes(), None)
     })
 }
 
@@ -124,15 +124,15 @@ fn a_cache_mark_that_moves_leaves_the_fingerprint() {
     let first = br#"{"messages":[{"role":"user","content":[{"type":"text","text":"hi","cache_control":{"type":"ephemeral"}}]}]}"#;
     let later =
         br#"{"messages":[{"role":"user","content":"hi"},{"role":"assistant","content":"yes"},{"role":"user","content":"go"}]}"#;
-    assert_eq!(namer.from_body(first), namer.from_body(later));
-    assert!(namer.from_body(first).is_some());
+    assert_eq!(namer.from_body(first, None), namer.from_body(later, None));
+    assert!(namer.from_body(first, None).is_some());
 }
 
 proptest::proptest! {
     #[test]
     fn any_bytes_are_named_or_not_without_a_panic(body: Vec<u8>, header: Vec<u8>, value: Vec<u8>) {
         let namer = Namer::new(Naming::default(), &[0; 16], "a");
-        let _ = namer.from_body(&body);
+        let _ = namer.from_body(&body, None);
         let _ = namer.from_headers([(header.as_slice(), value.as_slice())].into_iter());
     }
 
@@ -142,7 +142,7 @@ proptest::proptest! {
         let namer = Namer::new(Naming::default(), &[0; 16], "a");
         let body = serde_json::json!({ "a": before, "session_id": id, "z": [after] }).to_string();
         let alone = serde_json::json!({ "session_id": id }).to_string();
-        proptest::prop_assert!(namer.from_body(body.as_bytes()).is_some());
-        proptest::prop_assert_eq!(namer.from_body(body.as_bytes()), namer.from_body(alone.as_bytes()));
+        proptest::prop_assert!(namer.from_body(body.as_bytes(), None).is_some());
+        proptest::prop_assert_eq!(namer.from_body(body.as_bytes(), None), namer.from_body(alone.as_bytes(), None));
     }
 }
