@@ -19,7 +19,9 @@ const fn child(id: &'static str, parent: &'static str) -> Convention {
     Convention { id, parent: Some(parent) }
 }
 
+const CODEX_PARENT: &str = "x-codex-parent-thread-id";
 const OPENCODE_PARENT: &str = "x-parent-session-id";
+const DYNAMO_PARENT: &str = "x-dynamo-parent-session-id";
 
 /// The most specific first.
 const KNOWN: [Convention; 18] = [
@@ -34,7 +36,7 @@ const KNOWN: [Convention; 18] = [
     alone("x-litellm-session-id"),                  // OpenHands, LiteLLM
     alone("x-litellm-trace-id"),                    // Cline (per conversation, despite the name)
     alone("x-smg-routing-key"),                     // SGLang gateway clients
-    child("x-dynamo-session-id", "x-dynamo-parent-session-id"), // NVIDIA Dynamo clients
+    child("x-dynamo-session-id", DYNAMO_PARENT),    // NVIDIA Dynamo clients
     alone("x-task-id"),                             // Cline
     alone("x-kilocode-taskid"),                     // Kilo
     alone("x-roo-task-id"),                         // Roo
@@ -44,8 +46,11 @@ const KNOWN: [Convention; 18] = [
 ];
 
 const CLAUDE_SESSION: usize = 0;
-const CLAUDE_AGENT: &[u8] = b"x-claude-code-agent-id";
-const CLAUDE_PARENT_AGENT: &[u8] = b"x-claude-code-parent-agent-id";
+const CLAUDE_AGENT: &str = "x-claude-code-agent-id";
+const CLAUDE_PARENT_AGENT: &str = "x-claude-code-parent-agent-id";
+
+/// Headers that say more about a conversation which another header names.
+const RELATED: [&str; 5] = [CLAUDE_AGENT, CLAUDE_PARENT_AGENT, CODEX_PARENT, OPENCODE_PARENT, DYNAMO_PARENT];
 
 /// The headers that name conversations, in the order of precedence.
 #[derive(Clone, Debug)]
@@ -98,8 +103,8 @@ impl HeaderNames {
     /// Reads every header once; names are in lower case, as Envoy keeps them.
     pub(super) fn find<'a>(&self, headers: impl Iterator<Item = (&'a [u8], &'a [u8])>) -> Option<Named<'a>> {
         let mut operator: Option<(usize, Value<'a>)> = None;
-        let mut known = [(Value::Missing, Value::Missing); KNOWN.len()];
-        let (mut agent, mut parent_agent) = (Value::Missing, Value::Missing);
+        let mut known = [Value::Missing; KNOWN.len()];
+        let mut related = [Value::Missing; RELATED.len()];
         for (name, value) in headers {
             if let Some(rank) = self.operator.iter().position(|own| own.as_bytes() == name) {
                 match &mut operator {
@@ -108,17 +113,13 @@ impl HeaderNames {
                     _ => operator = as_id(value).map(|_| (rank, Value::One(value))).or(operator),
                 }
             }
-            for (convention, (id, parent)) in KNOWN.iter().zip(&mut known) {
-                if convention.id.as_bytes() == name {
-                    id.add(value);
-                } else if convention.parent.is_some_and(|parent| parent.as_bytes() == name) {
-                    parent.add(value);
-                }
-            }
-            match name {
-                CLAUDE_AGENT => agent.add(value),
-                CLAUDE_PARENT_AGENT => parent_agent.add(value),
-                _ => {}
+            let known = KNOWN.iter().position(|known| known.id.as_bytes() == name).and_then(|rank| known.get_mut(rank));
+            let slot = known.or_else(|| {
+                let index = RELATED.iter().position(|related| related.as_bytes() == name)?;
+                related.get_mut(index)
+            });
+            if let Some(slot) = slot {
+                slot.add(value);
             }
         }
         if let Some((rank, value)) = operator
@@ -126,15 +127,15 @@ impl HeaderNames {
         {
             return Some(Named { source: Source::Operator(Rc::clone(name)), id, agent: None, parent: None });
         }
-        let ranked = KNOWN.iter().zip(known).enumerate();
-        let (rank, source, id, parent) =
-            ranked.into_iter().find_map(|(rank, (convention, (id, parent)))| Some((rank, convention.id, id.id()?, parent)))?;
-        let agent = agent.id().filter(|_| rank == CLAUDE_SESSION);
+        let (rank, id) = known.iter().enumerate().find_map(|(rank, value)| Some((rank, value.id()?)))?;
+        let convention = KNOWN.get(rank)?;
+        let about = |name| RELATED.iter().zip(related).find(|(known, _)| **known == name)?.1.id();
+        let agent = if rank == CLAUDE_SESSION { about(CLAUDE_AGENT) } else { None };
         let parent = match agent {
-            Some(_) => Some((id, parent_agent.id())),
-            None => parent.id().map(|id| (id, None)),
+            Some(_) => Some((id, about(CLAUDE_PARENT_AGENT))),
+            None => convention.parent.and_then(about).map(|id| (id, None)),
         };
-        Some(Named { source: Source::Known(source), id, agent, parent })
+        Some(Named { source: Source::Known(convention.id), id, agent, parent })
     }
 }
 

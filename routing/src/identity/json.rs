@@ -183,7 +183,7 @@ impl<'a> Scanner<'a> {
     fn string(&mut self) -> Option<()> {
         let mut rest = self.rest;
         loop {
-            match rest.get(memchr2(b'"', b'\\', rest)?..)? {
+            match rest.get(string_break(rest)?..)? {
                 [b'"', after @ ..] => {
                     self.rest = after;
                     return Some(());
@@ -220,6 +220,29 @@ impl<'a> Scanner<'a> {
     fn at_end(&mut self) -> bool {
         self.peek().is_none()
     }
+}
+
+/// Where the next quote or backslash is. Keys and the stretches between two escapes are mostly shorter than what a call of memchr
+/// costs, so the first bytes are looked at here, eight at a time.
+fn string_break(text: &[u8]) -> Option<usize> {
+    const ONES: u64 = u64::MAX / 0xff;
+    const TOPS: u64 = ONES << 7;
+    /// Sets the top bit of the first byte that equals `byte`; perhaps of later ones too.
+    fn equal(word: u64, byte: u8) -> u64 {
+        let zeros = word ^ ONES.wrapping_mul(u64::from(byte));
+        zeros.wrapping_sub(ONES) & !zeros & TOPS
+    }
+    let mut rest = text;
+    for start in [0, 8] {
+        let Some((word, after)) = rest.split_first_chunk() else { break };
+        let word = u64::from_le_bytes(*word);
+        let found = equal(word, b'"') | equal(word, b'\\');
+        if found != 0 {
+            return Some(usize::saturating_add(start, (found.trailing_zeros() >> 3) as usize));
+        }
+        rest = after;
+    }
+    memchr2(b'"', b'\\', rest).map(|at| at.saturating_add(text.len().saturating_sub(rest.len())))
 }
 
 /// What closes the innermost container.
