@@ -3,6 +3,20 @@
 //! One module serves two roles, chosen by its configuration: `route` sits in the listener that clients use, `control` in the
 //! listener that the collector uses. Both share Envoy's shared data, so they must have the same `vm_id`.
 
+// Nothing here may panic: a panic kills the VM and every stream on its worker.
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::panic,
+        clippy::unreachable,
+        clippy::todo,
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects
+    )
+)]
+
 pub mod config;
 
 #[cfg(target_arch = "wasm32")]

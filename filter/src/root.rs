@@ -54,7 +54,7 @@ impl RootContext for Root {
     fn on_tick(&mut self) {
         if let Self::Route(routes) = self
             && let Ok(mut router) = routes.router.try_borrow_mut()
-            && router.sweep(routes.serves.get()).is_err()
+            && router.heal().and_then(|()| router.sweep(routes.serves.get())).is_err()
         {
             router.count_error(ErrorKind::Host, 1);
         }

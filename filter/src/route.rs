@@ -49,6 +49,8 @@ enum State {
     Idle,
     /// Waiting for the end of the body, which names the conversation; if it does not, `also` does.
     Waiting { head: Head, also: Option<Conversation>, buffered: usize },
+    /// Answered by the filter in the replicas' place.
+    Refused { cluster: Vec<u8> },
     /// Decided.
     Routed(Box<Ticket<Envoy>>),
 }
@@ -57,7 +59,11 @@ enum State {
 struct Head {
     cluster: Vec<u8>,
     pin: Option<String>,
+    /// The client's own rank header: whether it is there, and what it says.
     has_rank: bool,
+    rank: Option<u16>,
+    ignores_rank: bool,
+    is_post: bool,
     generates: bool,
     bytes: u32,
     anthropic: bool,
@@ -65,7 +71,17 @@ struct Head {
 
 impl Head {
     fn new(cluster: Vec<u8>, headers: &Headers) -> Self {
-        let mut head = Self { cluster, pin: None, has_rank: false, generates: false, bytes: 0, anthropic: false };
+        let mut head = Self {
+            cluster,
+            pin: None,
+            has_rank: false,
+            rank: None,
+            ignores_rank: false,
+            is_post: false,
+            generates: false,
+            bytes: 0,
+            anthropic: false,
+        };
         let (mut method, mut path) = (&b""[..], &b""[..]);
         for (name, value) in headers.iter() {
             match name {
@@ -73,12 +89,18 @@ impl Head {
                 b":path" => path = value,
                 b"content-length" => head.bytes = core::str::from_utf8(value).ok().and_then(|n| n.parse().ok()).unwrap_or(0),
                 b"x-homing-replica" => head.pin = Some(String::from_utf8_lossy(value).into_owned()),
-                b"x-data-parallel-rank" => head.has_rank = true,
+                b"x-data-parallel-rank" => {
+                    head.has_rank = true;
+                    head.rank = core::str::from_utf8(value).ok().and_then(|rank| rank.trim().parse().ok());
+                }
                 _ => {}
             }
         }
         let path = path.split(|byte| *byte == b'?').next().unwrap_or_default();
-        head.generates = method == b"POST" && !SILENT.iter().any(|silent| path.ends_with(silent));
+        head.is_post = method == b"POST";
+        head.generates = head.is_post && !SILENT.iter().any(|silent| path.ends_with(silent));
+        // vLLM reads the rank for every other call, and none here.
+        head.ignores_rank = path.ends_with(b"/responses");
         head.anthropic = path.ends_with(b"/messages");
         head
     }
@@ -95,19 +117,23 @@ impl RouteStream {
     /// Decides and writes the choice into the request's headers.
     fn decide(&mut self, head: &Head, conversation: Option<&Conversation>) -> Action {
         let Ok(mut router) = self.routes.router.try_borrow_mut() else { return Action::Continue };
-        let request = Request { conversation, generates: head.generates, pin: head.pin.as_deref(), bytes: head.bytes };
+        let request = Request {
+            conversation,
+            generates: head.generates,
+            pin: head.pin.as_deref(),
+            rank: head.rank,
+            ignores_rank: head.ignores_rank,
+            bytes: head.bytes,
+        };
         match router.decide(&head.cluster, &request) {
             None => Action::Continue,
             Some(Verdict::Refuse(why)) => {
-                let status = if Envoy.respond(400, "homing_pin", &refusal(&why, head.anthropic)).is_ok() {
-                    Action::Pause
-                } else {
-                    Action::Continue
-                };
-                if status == Action::Continue {
-                    router.count_error(ErrorKind::Host, 1);
+                self.state = State::Refused { cluster: head.cluster.clone() };
+                if Envoy.respond(400, "homing_pin", &refusal(&why, head.anthropic)).is_ok() {
+                    return Action::Pause;
                 }
-                status
+                router.count_error(ErrorKind::Host, 1);
+                Action::Continue
             }
             Some(Verdict::Go(ticket)) => {
                 if send(head, &ticket).is_err() {
@@ -144,42 +170,6 @@ impl RouteStream {
         let router = self.routes.router.try_borrow().map_err(|_| ErrorKind::Host)?;
         Ok(router.pool(cluster).and_then(|pool| pool.namer.from_body(&body, also)))
     }
-
-    /// Learns from Envoy where the request is served.
-    fn learn(&self, ticket: &mut Ticket<Envoy>) {
-        let Ok(mut router) = self.routes.router.try_borrow_mut() else { return };
-        let answered_by_envoy = || {
-            let status = Envoy.header(Map::Response, ":status").ok().flatten().unwrap_or_default();
-            let is_error = matches!(status.first(), Some(b'4' | b'5'));
-            is_error && Envoy.property(CODE_DETAILS).ok().flatten().as_deref() != Some(b"via_upstream")
-        };
-        let address = Envoy.property(UPSTREAM_ADDRESS).ok().flatten().and_then(|bytes| String::from_utf8(bytes).ok());
-        let Some(address) = address.filter(|_| !answered_by_envoy()) else { return };
-        router.served(ticket, &address);
-        let moved = ticket.served().is_some_and(|served| served.moved);
-        if moved && Envoy.property(ATTEMPTS).ok().flatten().as_deref() == Some(&1_u64.to_le_bytes()[..]) {
-            router.count_error(ErrorKind::Mismatch, 1);
-        }
-    }
-
-    fn add_debug_headers(&self, ticket: &Ticket<Envoy>) {
-        let Some(served) = ticket.served() else { return };
-        let set = |name, value: &str| {
-            // A response whose headers cannot be changed is still right.
-            let _ = Envoy.set_header(Map::Response, name, value);
-        };
-        set(OUTCOME, served.outcome.as_str());
-        if let Some(replica) = &served.replica {
-            set(REPLICA, &replica.name.to_string());
-        }
-        if let Some(source) = &self.source {
-            set(SOURCE, source);
-        }
-        if let Some(conversation) = ticket.conversation() {
-            let digest = conversation.to_string();
-            set(CONVERSATION, digest.get(..16).unwrap_or_default());
-        }
-    }
 }
 
 impl Context for RouteStream {}
@@ -189,6 +179,10 @@ impl HttpContext for RouteStream {
         self.routes.serves.set(true);
         let Ok(Some(cluster)) = Envoy.property(CLUSTER_NAME) else { return Action::Continue };
         let Ok(headers) = Envoy.request_headers() else { return Action::Continue };
+        #[cfg(feature = "trap")]
+        if headers.iter().any(|(name, _)| name == b"x-homing-test-trap") {
+            core::arch::wasm32::unreachable();
+        }
         let (conversation, also, wants_body) = {
             let Ok(router) = self.routes.router.try_borrow() else { return Action::Continue };
             let Some(pool) = router.pool(&cluster) else { return Action::Continue };
@@ -198,9 +192,11 @@ impl HttpContext for RouteStream {
             (conversation, also, affinity && pool.namer.reads_bodies())
         };
         let head = Head::new(cluster, &headers);
-        if conversation.is_none() && wants_body && !end_of_stream && head.pin.is_none() && is_plain(&headers) {
-            self.state = State::Waiting { head, also, buffered: 0 };
-            return Action::Pause;
+        // Only a POST carries a conversation in its body; an upgrade, which has no end, must not wait for one.
+        if conversation.is_none() && wants_body && head.is_post && !end_of_stream && head.pin.is_none() && is_plain(&headers) {
+            let length = head.bytes as usize;
+            self.state = State::Waiting { head, also, buffered: length };
+            return if length > self.routes.max_body_bytes { self.decide_with_body() } else { Action::Pause };
         }
         self.decide(&head, conversation.or(also).as_ref())
     }
@@ -216,22 +212,62 @@ impl HttpContext for RouteStream {
     }
 
     fn on_http_response_headers(&mut self, _count: usize, _end_of_stream: bool) -> Action {
-        if let State::Routed(mut ticket) = core::mem::replace(&mut self.state, State::Idle) {
-            self.learn(&mut ticket);
+        if let State::Routed(ticket) = &mut self.state {
+            learn(&self.routes, ticket);
             if self.routes.debug_headers {
-                self.add_debug_headers(&ticket);
+                add_debug_headers(ticket, self.source.as_deref());
             }
-            self.state = State::Routed(ticket);
         }
         Action::Continue
     }
 
     fn on_log(&mut self) {
-        if let State::Routed(ticket) = core::mem::replace(&mut self.state, State::Idle)
-            && let Ok(mut router) = self.routes.router.try_borrow_mut()
-        {
-            router.ended(*ticket);
+        let Ok(mut router) = self.routes.router.try_borrow_mut() else { return };
+        match core::mem::replace(&mut self.state, State::Idle) {
+            State::Idle => {}
+            State::Waiting { head: Head { cluster, .. }, .. } | State::Refused { cluster } => router.ended_undecided(&cluster),
+            State::Routed(ticket) => router.ended(*ticket),
         }
+    }
+}
+
+/// Learns from Envoy where the request is served.
+fn learn(routes: &Routes, ticket: &mut Ticket<Envoy>) {
+    let Ok(mut router) = routes.router.try_borrow_mut() else { return };
+    let status = Envoy.header(Map::Response, ":status").ok().flatten().unwrap_or_default();
+    let (is_error, failed) = (matches!(status.first(), Some(b'4' | b'5')), status.first() == Some(&b'5'));
+    let from_replica = || !is_error || Envoy.property(CODE_DETAILS).ok().flatten().as_deref() == Some(b"via_upstream");
+    let address = Envoy.property(UPSTREAM_ADDRESS).ok().flatten().and_then(|bytes| String::from_utf8(bytes).ok());
+    let Some(address) = address.filter(|_| from_replica()) else {
+        if failed {
+            router.not_served(ticket);
+        }
+        return;
+    };
+    router.served(ticket, &address, failed);
+    let moved = ticket.served().is_some_and(|served| served.moved);
+    if moved && Envoy.property(ATTEMPTS).ok().flatten().as_deref() == Some(&1_u64.to_le_bytes()[..]) {
+        router.count_error(ErrorKind::Mismatch, 1);
+    }
+}
+
+/// Tells the client where its request was served, and why.
+fn add_debug_headers(ticket: &Ticket<Envoy>, source: Option<&str>) {
+    let Some(served) = ticket.served() else { return };
+    let set = |name, value: &str| {
+        // A response whose headers cannot be changed is still right.
+        let _ = Envoy.set_header(Map::Response, name, value);
+    };
+    set(OUTCOME, served.outcome.as_str());
+    if let Some(replica) = &served.replica {
+        set(REPLICA, &replica.name.to_string());
+    }
+    if let Some(source) = source {
+        set(SOURCE, source);
+    }
+    if let Some(conversation) = ticket.conversation() {
+        let digest = conversation.to_string();
+        set(CONVERSATION, digest.get(..16).unwrap_or_default());
     }
 }
 

@@ -10,7 +10,7 @@ use crate::host::{Expected, Host, HostError, MetricId};
 use crate::metric::{ErrorKind, Metric};
 use crate::outcome::Outcome;
 use crate::policy::Terms;
-use crate::pool::{Registry, snapshot_key};
+use crate::pool::{Registry, in_flight, snapshot_key};
 use crate::replica::{ReplicaId, ReplicaName};
 use crate::snapshot::{Figures, Snapshot};
 use crate::sync::{
@@ -159,7 +159,7 @@ impl<H: Host> Control<H> {
         let mut answers = Vec::with_capacity(report.replicas.len());
         for reported in &report.replicas {
             let replica = pool.registry.replica(host, &report.cluster, &reported.replica)?;
-            let in_flight = host.value(replica.in_flight)?;
+            let in_flight = in_flight(host, replica.in_flight)?;
             let ended = replica.requests.total(host, &report.cluster)?;
             let [ended_last, ended_before] = before.get(&reported.replica).map_or([ended; 2], |figures| figures.ended);
             let own = in_flight.saturating_add(ended.saturating_sub(ended_before));

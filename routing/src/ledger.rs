@@ -10,7 +10,7 @@ use crate::host::{Expected, Host, HostError};
 use crate::replica::ReplicaId;
 use crate::sync::MAX_REPLICAS;
 
-const LAYOUT: u8 = 1;
+const LAYOUT: u8 = 2;
 const HEADER_BYTES: usize = 1 + 4;
 const RECORD_BYTES: usize = 8 + 4 + 4;
 
@@ -19,8 +19,8 @@ const RECORD_BYTES: usize = 8 + 4 + 4;
 pub(crate) struct Line {
     /// The number of the placement that chose it last; 0 if none did.
     pub(crate) last_chosen: u32,
-    /// Conversations at home there and active within the idle time.
-    pub(crate) held: u32,
+    /// The context of the conversations held there that were active of late, in KiB.
+    pub(crate) context_kib: u32,
 }
 
 /// A pool's ledger as it was read.
@@ -49,21 +49,18 @@ impl Ledger {
         self.lines.get(&replica).copied().unwrap_or_default()
     }
 
-    /// Writes down that a replica was chosen, for a conversation that will live there or for a request without one.
-    pub(crate) fn chosen(&mut self, replica: ReplicaId, held: bool) {
+    /// Writes down that a replica was chosen, with the context of the conversation that will live there, if one will.
+    pub(crate) fn chosen(&mut self, replica: ReplicaId, context_kib: Option<u32>) {
         self.placements = self.placements.saturating_add(1);
         let line = self.lines.entry(replica).or_default();
         line.last_chosen = self.placements;
-        line.held = line.held.saturating_add(u32::from(held));
+        line.context_kib = line.context_kib.saturating_add(context_kib.unwrap_or(0));
     }
 
-    /// Replaces the counts of held conversations.
-    pub(crate) fn count(&mut self, held: &HashMap<ReplicaId, u32>) {
-        for (replica, line) in &mut self.lines {
-            line.held = held.get(replica).copied().unwrap_or(0);
-        }
-        for (replica, held) in held {
-            self.lines.entry(*replica).or_default().held = *held;
+    /// Replaces every replica's held context.
+    pub(crate) fn set_context(&mut self, context_kib: impl Fn(ReplicaId) -> u32, replicas: impl Iterator<Item = ReplicaId>) {
+        for replica in replicas {
+            self.lines.entry(replica).or_default().context_kib = context_kib(replica);
         }
     }
 
@@ -89,7 +86,7 @@ impl Ledger {
         for (replica, line) in self.lines.iter().take(count) {
             writer.u64(replica.0);
             writer.u32(line.last_chosen);
-            writer.u32(line.held);
+            writer.u32(line.context_kib);
         }
         bytes
     }
@@ -101,7 +98,7 @@ fn decode(bytes: &[u8]) -> Option<(u32, HashMap<ReplicaId, Line>)> {
     let mut lines = HashMap::new();
     while !reader.is_empty() {
         let replica = ReplicaId(reader.u64()?);
-        lines.insert(replica, Line { last_chosen: reader.u32()?, held: reader.u32()? });
+        lines.insert(replica, Line { last_chosen: reader.u32()?, context_kib: reader.u32()? });
     }
     Some((placements, lines))
 }

@@ -27,6 +27,15 @@ pub enum Metric<'a> {
         /// The replica.
         replica: &'a str,
     },
+    /// Those of them that one thread sent, so that they can be given back for it if it dies. A gauge.
+    LaneInFlight {
+        /// The thread's lane.
+        lane: usize,
+        /// The pool's cluster.
+        pool: &'a str,
+        /// The replica.
+        replica: &'a str,
+    },
     /// Conversations at home on a replica and active within the idle time. A gauge.
     Held {
         /// The pool's cluster.
@@ -79,6 +88,8 @@ pub enum ErrorKind {
     BindingDropped,
     /// Envoy sent a request elsewhere than the filter chose, without a retry.
     Mismatch,
+    /// A thread died with requests in flight, which were given back for it.
+    Leak,
     /// The control listener refused a snapshot.
     Refused,
     /// The control listener was called without the right token.
@@ -96,6 +107,7 @@ impl ErrorKind {
             Self::Contended => "contended",
             Self::BindingDropped => "binding_dropped",
             Self::Mismatch => "mismatch",
+            Self::Leak => "leak",
             Self::Refused => "refused",
             Self::Unauthorized => "unauthorized",
             Self::BodyTooLarge => "body_too_large",
@@ -108,9 +120,11 @@ impl Metric<'_> {
     pub fn kind(&self) -> MetricKind {
         match self {
             Self::Requests { .. } | Self::Errors { .. } => MetricKind::Counter,
-            Self::InFlight { .. } | Self::Held { .. } | Self::SnapshotAge { .. } | Self::SnapshotVersion { .. } => {
-                MetricKind::Gauge
-            }
+            Self::InFlight { .. }
+            | Self::LaneInFlight { .. }
+            | Self::Held { .. }
+            | Self::SnapshotAge { .. }
+            | Self::SnapshotVersion { .. } => MetricKind::Gauge,
         }
     }
 }
@@ -122,6 +136,9 @@ impl fmt::Display for Metric<'_> {
                 write!(f, "homing_requests_total;pool={pool};replica={replica};outcome={}", outcome.as_str())
             }
             Self::InFlight { pool, replica } => write!(f, "homing_in_flight;pool={pool};replica={replica}"),
+            Self::LaneInFlight { lane, pool, replica } => {
+                write!(f, "homing_lane_in_flight;pool={pool};replica={replica};lane={lane}")
+            }
             Self::Held { pool, replica } => write!(f, "homing_held_conversations;pool={pool};replica={replica}"),
             Self::SnapshotAge { pool } => write!(f, "homing_snapshot_age_seconds;pool={pool}"),
             Self::SnapshotVersion { pool } => write!(f, "homing_snapshot_version;pool={pool}"),

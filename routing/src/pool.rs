@@ -28,9 +28,50 @@ pub struct Replica {
     pub id: ReplicaId,
     /// Its address as Envoy writes it.
     pub address: String,
+    pub(crate) label: String,
     pub(crate) in_flight: MetricId,
     pub(crate) held: MetricId,
     pub(crate) requests: Requests,
+    /// What this thread has in flight there, and the gauge of its lane that counts it too.
+    pub(crate) own: Cell<u32>,
+    pub(crate) lane: Cell<Option<MetricId>>,
+    failures: Cell<Failures>,
+}
+
+/// Failures in a row at one replica, as this thread saw them.
+#[derive(Clone, Copy, Debug, Default)]
+struct Failures {
+    streak: u32,
+    until_ms: u64,
+}
+
+/// How long a failure is remembered.
+const FAILURE_MS: u64 = 10_000;
+
+/// The most failures in a row that count: 2^10 requests are more than any replica has in flight.
+const MAX_STREAK: u32 = 10;
+
+impl Replica {
+    /// Notes whether it served a request.
+    pub(crate) fn note(&self, host: &impl Host, failed: bool) {
+        let streak = self.failures.get().streak;
+        if failed {
+            let streak = streak.saturating_add(1).min(MAX_STREAK);
+            self.failures.set(Failures { streak, until_ms: host.now_ms().saturating_add(FAILURE_MS) });
+        } else if streak > 0 {
+            self.failures.set(Failures::default());
+        }
+    }
+
+    /// Requests to add to its load for its recent failures, so that a replica which fails fast does not attract work: twice as
+    /// many with each failure in a row.
+    pub(crate) fn penalty(&self, host: &impl Host) -> u32 {
+        match self.failures.get() {
+            Failures { streak: 0, .. } => 0,
+            Failures { streak, until_ms } if host.now_ms() < until_ms => 1_u32.checked_shl(streak).unwrap_or(u32::MAX),
+            Failures { .. } => 0,
+        }
+    }
 }
 
 /// Counters of requests by outcome, each defined when it is first used.
@@ -75,6 +116,8 @@ impl Requests {
 pub struct Member {
     /// The replica.
     pub replica: Rc<Replica>,
+    /// The endpoint it is a rank of: what counts requests of which only the endpoint is known.
+    pub(crate) endpoint: Option<Rc<Replica>>,
     /// Its figures.
     pub figures: Figures,
 }
@@ -83,6 +126,11 @@ impl Member {
     /// Whether it takes turns.
     pub fn is_ready(&self) -> bool {
         self.figures.state == ReplicaState::Ready
+    }
+
+    /// What a request counts at that is sent here, with its rank or without.
+    pub(crate) fn counted_at(&self, ignores_rank: bool) -> &Rc<Replica> {
+        self.endpoint.as_ref().filter(|_| ignores_rank).unwrap_or(&self.replica)
     }
 }
 
@@ -104,13 +152,27 @@ impl Registry {
             address: name.address.to_string(),
             in_flight: host.define(&Metric::InFlight { pool, replica: &label })?,
             held: host.define(&Metric::Held { pool, replica: &label })?,
-            requests: Requests::new(label),
+            requests: Requests::new(label.clone()),
+            label,
+            own: Cell::new(0),
+            lane: Cell::new(None),
+            failures: Cell::default(),
         });
         if own {
             self.0.insert(id, Rc::clone(&replica));
         }
         Ok(replica)
     }
+
+    /// Every replica that has been asked for.
+    pub(crate) fn known(&self) -> impl Iterator<Item = &Rc<Replica>> {
+        self.0.values()
+    }
+}
+
+/// Requests in flight by a gauge that may stand below zero for a moment.
+pub(crate) fn in_flight(host: &impl Host, gauge: MetricId) -> Result<u64, HostError> {
+    Ok(u64::try_from(host.value(gauge)?.cast_signed()).unwrap_or(0))
 }
 
 /// A pool as one thread sees it.
@@ -125,8 +187,11 @@ pub struct Pool {
     /// Requests that were sent to no replica and answered by none, and those served by an endpoint outside the snapshot.
     pub(crate) unserved: Requests,
     pub(crate) strangers: Requests,
+    /// Whether some replica takes turns, and whether some is a rank.
+    pub(crate) has_ready: bool,
+    pub(crate) has_ranks: bool,
     places: HashMap<ReplicaId, usize>,
-    registry: Registry,
+    pub(crate) registry: Registry,
     version: MetricId,
     version_read: Option<u64>,
     received_ms: Option<u64>,
@@ -141,6 +206,8 @@ impl Pool {
             members: Vec::new(),
             unserved: Requests::new(NO_REPLICA),
             strangers: Requests::new(OTHER_REPLICA),
+            has_ready: false,
+            has_ranks: false,
             places: HashMap::new(),
             registry: Registry::default(),
             version,
@@ -169,10 +236,15 @@ impl Pool {
     }
 
     fn set_members(&mut self, host: &impl Host, replicas: &[(ReplicaName, Figures)]) -> Result<(), HostError> {
+        let cluster = &self.policy.cluster;
         let member = |(name, figures): &(ReplicaName, Figures)| {
-            Ok(Member { replica: self.registry.replica(host, &self.policy.cluster, name)?, figures: *figures })
+            let endpoint = name.rank.map(|_| ReplicaName::endpoint(name.address));
+            let endpoint = endpoint.map(|endpoint| self.registry.replica(host, cluster, &endpoint)).transpose()?;
+            Ok(Member { replica: self.registry.replica(host, cluster, name)?, endpoint, figures: *figures })
         };
         self.members = replicas.iter().map(member).collect::<Result<_, _>>()?;
+        self.has_ready = self.members.iter().any(Member::is_ready);
+        self.has_ranks = self.members.iter().any(|member| member.endpoint.is_some());
         self.places = self.members.iter().enumerate().map(|(place, member)| (member.replica.id, place)).collect();
         Ok(())
     }
@@ -183,7 +255,18 @@ impl Pool {
     }
 
     pub(crate) fn member(&self, id: ReplicaId) -> Option<&Member> {
-        self.members.get(*self.places.get(&id)?)
+        self.members.get(self.place_of(id)?)
+    }
+
+    /// Where a replica stands in the list.
+    pub(crate) fn place_of(&self, id: ReplicaId) -> Option<usize> {
+        self.places.get(&id).copied()
+    }
+
+    /// The replicas that take turns, for a message.
+    pub(crate) fn ready_names(&self) -> String {
+        let ready: Vec<_> = self.members.iter().filter(|m| m.is_ready()).map(|m| m.replica.name.to_string()).collect();
+        ready.join(", ")
     }
 
     /// Milliseconds since the last snapshot came; `None` if none ever did.
@@ -194,7 +277,7 @@ impl Pool {
     /// A replica's load in requests: what others have there, as far as its figures are not older than `max_age_ms`, and what
     /// this Envoy has in flight there now.
     pub(crate) fn load(&self, host: &impl Host, member: &Member, max_age_ms: u64) -> Result<u32, HostError> {
-        let own = u32::try_from(host.value(member.replica.in_flight)?).unwrap_or(u32::MAX);
+        let own = u32::try_from(in_flight(host, member.replica.in_flight)?).unwrap_or(u32::MAX);
         let age_ms = self.snapshot_age_ms(host).map_or(u64::MAX, |age| age.saturating_add(member.figures.age_ms));
         Ok(if age_ms <= max_age_ms { own.saturating_add(member.figures.others) } else { own })
     }

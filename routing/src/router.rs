@@ -1,9 +1,11 @@
 //! The decision: which replica a request goes to, and what is learned from where it went.
 
 mod choose;
+mod heal;
 mod learn;
 mod ticket;
 
+use core::cell::Cell;
 use std::rc::Rc;
 
 use hashbrown::HashMap;
@@ -11,16 +13,21 @@ use hashbrown::HashMap;
 use crate::bindings::{self, Bound};
 use crate::host::{Host, HostError, MetricId};
 use crate::identity::{Conversation, Digest};
+use crate::lanes::Lane;
 use crate::metric::{ErrorKind, Metric};
 use crate::outcome::Outcome;
 use crate::policy::{Policy, Terms};
-use crate::pool::{Member, Pool, Replica};
+use crate::pool::{Pool, Replica};
+use crate::replica::{ReplicaId, ReplicaName};
 use crate::table::{Entry, Table};
-use ticket::{InFlight, Taken};
+use ticket::Taken;
 pub use ticket::{Served, Ticket};
 
 /// How often a value that other threads change too is tried.
 const TRIES: usize = 3;
+
+/// A collector that has sent nothing for this long does not come for bindings either.
+const COLLECTOR_GONE_MS: u64 = 60_000;
 
 /// Turns in a row at the second home after which it becomes the home.
 const TURNS_AWAY: u8 = 2;
@@ -53,6 +60,10 @@ pub struct Request<'a> {
     pub generates: bool,
     /// The replica the client named.
     pub pin: Option<&'a str>,
+    /// The data-parallel rank the client named.
+    pub rank: Option<u16>,
+    /// Whether the engine ignores the rank it is sent for this call, so that only the endpoint can be chosen.
+    pub ignores_rank: bool,
     /// The size of its body in bytes, 0 when unknown.
     pub bytes: u32,
 }
@@ -74,6 +85,8 @@ pub struct Router<H: Host> {
     table: Table,
     pools: HashMap<Box<[u8]>, Pool>,
     errors: HashMap<ErrorKind, MetricId>,
+    /// This thread's lane, taken with its first request.
+    lane: Cell<Option<Lane>>,
 }
 
 impl<H: Host> Router<H> {
@@ -90,7 +103,7 @@ impl<H: Host> Router<H> {
             let cluster = policy.cluster.as_bytes().into();
             pools.insert(cluster, Pool::new(&host, policy, &settings.hash_key)?);
         }
-        Ok(Self { host, settings, table, pools, errors: HashMap::new() })
+        Ok(Self { host, settings, table, pools, errors: HashMap::new(), lane: Cell::new(None) })
     }
 
     /// The pool behind an Envoy cluster.
@@ -148,20 +161,22 @@ impl<H: Host> Router<H> {
     /// `None` leaves the choice to Envoy.
     fn try_decide(&mut self, cluster: &[u8], request: &Request<'_>) -> Result<Option<Verdict<H>>, HostError> {
         let Some(pool) = self.pools.get(cluster) else { return Ok(None) };
-        if !pool.policy.affinity || !pool.members.iter().any(Member::is_ready) {
+        if !pool.policy.affinity || !pool.has_ready {
             return Ok(None);
         }
         if let Some(pin) = request.pin {
             return self.pinned(cluster, pool, request, pin).map(Some);
         }
+        if let Some(rank) = request.rank.filter(|_| pool.has_ranks && !request.ignores_rank) {
+            return self.pinned_rank(cluster, pool, request, rank).map(Some);
+        }
         let taken = match request.conversation {
-            Some(conversation) => self.turn(cluster, conversation.digest, request)?,
-            None => self.place(pool, Outcome::Unkeyed)?,
+            Some(conversation) => self.turn(cluster, conversation, request)?,
+            None => self.place(pool, Outcome::Unkeyed, None, request)?,
         };
-        let Some(taken) = taken else { return Ok(None) };
-        let Some(pool) = self.pools.get(cluster) else { return Ok(None) };
-        let alternates = self.alternates(pool, &taken.replica)?;
-        Ok(Some(Verdict::Go(self.ticket(cluster, request, taken.outcome, Some((taken.replica, taken.in_flight)), alternates))))
+        let (Some(taken), Some(pool)) = (taken, self.pools.get(cluster)) else { return Ok(None) };
+        let alternates = self.alternates(pool, taken.home, request.ignores_rank)?;
+        Ok(Some(Verdict::Go(self.ticket(cluster, request, taken.outcome, Some(taken), alternates))))
     }
 
     fn ticket(
@@ -169,39 +184,57 @@ impl<H: Host> Router<H> {
         cluster: &[u8],
         request: &Request<'_>,
         planned: Outcome,
-        taken: Option<(Rc<Replica>, InFlight<H>)>,
+        taken: Option<Taken<H>>,
         alternates: Vec<Rc<Replica>>,
     ) -> Ticket<H> {
-        let (chosen, in_flight) = taken.unzip();
-        let conversation = request.conversation.map(|conversation| conversation.digest);
-        let cluster = self.pools.get(cluster).map_or_else(|| Rc::from(""), |pool| Rc::clone(&pool.cluster));
-        Ticket { cluster, planned, conversation, bytes: request.bytes, chosen, alternates, in_flight, served: None }
+        let (chosen, in_flight) = taken.map(|taken| (taken.replica, taken.in_flight)).unzip();
+        Ticket {
+            cluster: self.pools.get(cluster).map_or_else(|| Rc::from(""), |pool| Rc::clone(&pool.cluster)),
+            planned,
+            conversation: request.conversation.map(|conversation| conversation.digest),
+            bytes: request.bytes,
+            ignores_rank: request.ignores_rank,
+            chosen,
+            alternates,
+            in_flight,
+            served: None,
+        }
     }
 
     /// The replica a client named, or why it cannot have it.
     fn pinned(&self, cluster: &[u8], pool: &Pool, request: &Request<'_>, pin: &str) -> Result<Verdict<H>, HostError> {
         if !pool.policy.client_pin {
-            return Ok(Verdict::Refuse(format!("the pool `{}` does not let clients name a replica", pool.policy.cluster)));
+            return Ok(denied(pool));
         }
-        let named = pin.trim().parse().ok().and_then(|name: crate::replica::ReplicaName| pool.member(name.id()));
+        let named = pin.trim().parse().ok().and_then(|name: ReplicaName| pool.member(name.id()));
         let Some(member) = named.filter(|member| member.is_ready()) else {
-            let ready: Vec<_> = pool.members.iter().filter(|m| m.is_ready()).map(|m| m.replica.name.to_string()).collect();
             let named: String = pin.chars().take(80).collect();
-            return Ok(Verdict::Refuse(format!(
-                "`{named}` is no ready replica of `{}`: use {}",
-                pool.policy.cluster,
-                ready.join(", ")
-            )));
+            let (pool, ready) = (&pool.policy.cluster, pool.ready_names());
+            return Ok(Verdict::Refuse(format!("`{named}` is no ready replica of `{pool}`: use {ready}")));
         };
-        let in_flight = InFlight::reserve(&self.host, member.replica.in_flight)?;
-        let taken = Some((Rc::clone(&member.replica), in_flight));
-        Ok(Verdict::Go(self.ticket(cluster, request, Outcome::Pinned, taken, Vec::new())))
+        let taken = self.take(pool, member, Outcome::Pinned, request)?;
+        Ok(Verdict::Go(self.ticket(cluster, request, Outcome::Pinned, Some(taken), Vec::new())))
+    }
+
+    /// A replica of the rank a client named, or why it cannot have it.
+    fn pinned_rank(&self, cluster: &[u8], pool: &Pool, request: &Request<'_>, rank: u16) -> Result<Verdict<H>, HostError> {
+        if !pool.policy.client_pin {
+            return Ok(denied(pool));
+        }
+        let conversation = request.conversation.map(|conversation| conversation.digest);
+        let home = conversation.map_or(Ok(None), |conversation| self.home_of(conversation, now_s(&self.host)))?;
+        let Some(taken) = self.place_at_rank(pool, rank, home, request)? else {
+            let (pool, ready) = (&pool.policy.cluster, pool.ready_names());
+            return Ok(Verdict::Refuse(format!("no replica of rank {rank} of `{pool}` is ready: use one of {ready}")));
+        };
+        let alternates = self.alternates(pool, taken.home, false)?;
+        Ok(Verdict::Go(self.ticket(cluster, request, Outcome::Pinned, Some(taken), alternates)))
     }
 
     /// Routes one turn of a conversation and remembers where it went. `None` if no replica is ready.
-    fn turn(&mut self, cluster: &[u8], digest: Digest, request: &Request<'_>) -> Result<Option<Taken<H>>, HostError> {
+    fn turn(&mut self, cluster: &[u8], conversation: &Conversation, request: &Request<'_>) -> Result<Option<Taken<H>>, HostError> {
         let Some(pool) = self.pools.get(cluster) else { return Ok(None) };
-        let now_s = now_s(&self.host);
+        let (now_s, digest) = (now_s(&self.host), conversation.digest);
         let mut last = None;
         for _ in 0..TRIES {
             // A try that lost the race gives back what it had reserved.
@@ -210,18 +243,25 @@ impl<H: Host> Router<H> {
             let known = self.table.entry(&bucket, now_s);
             let home = known.and_then(|entry| pool.member(entry.home)).filter(|home| home.is_ready());
             if !request.generates {
-                return home.map_or_else(|| self.place(pool, Outcome::Unkeyed), |home| self.take(home, Outcome::Sticky).map(Some));
+                return home.map_or_else(
+                    || self.place(pool, Outcome::Unkeyed, None, request),
+                    |home| self.take(pool, home, Outcome::Sticky, request).map(Some),
+                );
             }
             let taken = match (known, home) {
-                (Some(entry), Some(home)) => Some(self.turn_at_home(pool, home, entry.second)?),
-                (Some(_), None) => self.place(pool, Outcome::Rehomed)?,
-                (None, _) => self.place(pool, Outcome::Placed)?,
+                (Some(entry), Some(home)) => Some(self.turn_at_home(pool, home, entry.second, request)?),
+                (Some(_), None) => self.place(pool, Outcome::Rehomed, None, request)?,
+                (None, _) => {
+                    // A subagent shares the prefix of the conversation it began in.
+                    let parent = conversation.parent.map_or(Ok(None), |parent| self.home_of(parent, now_s))?;
+                    self.place(pool, Outcome::Placed, parent, request)?
+                }
             };
             let Some(taken) = taken else { return Ok(None) };
             let (entry, binds) = remembered(known, digest, &taken, request.bytes, now_s);
             if self.table.store(&self.host, bucket, &entry)? {
                 if binds {
-                    self.journal(&entry)?;
+                    self.journal(cluster, &entry)?;
                 }
                 return Ok(Some(taken));
             }
@@ -231,7 +271,17 @@ impl<H: Host> Router<H> {
         Ok(last)
     }
 
-    fn journal(&mut self, entry: &Entry) -> Result<(), HostError> {
+    fn home_of(&self, conversation: Digest, now_s: u32) -> Result<Option<ReplicaId>, HostError> {
+        let bucket = self.table.open(&self.host, conversation)?;
+        Ok(self.table.entry(&bucket, now_s).map(|entry| entry.home))
+    }
+
+    /// Notes a new home for the collector, if there is one.
+    fn journal(&mut self, cluster: &[u8], entry: &Entry) -> Result<(), HostError> {
+        let age_ms = self.pools.get(cluster).and_then(|pool| pool.snapshot_age_ms(&self.host));
+        if age_ms.is_none_or(|age_ms| age_ms > COLLECTOR_GONE_MS) {
+            return Ok(());
+        }
         let bound = Bound { digest: entry.digest, home: entry.home, last_turn: entry.last_turn };
         let dropped = bindings::append(&self.host, bound)?;
         if dropped > 0 {
@@ -241,9 +291,13 @@ impl<H: Host> Router<H> {
     }
 }
 
+fn denied<H: Host>(pool: &Pool) -> Verdict<H> {
+    Verdict::Refuse(format!("the pool `{}` does not let clients name a replica", pool.policy.cluster))
+}
+
 /// What is remembered of a conversation after this turn, and whether its home is new.
 fn remembered<H: Host>(known: Option<Entry>, digest: Digest, taken: &Taken<H>, bytes: u32, now_s: u32) -> (Entry, bool) {
-    let replica = taken.replica.id;
+    let replica = taken.home;
     let fresh = Entry { digest, home: replica, second: None, home_bytes: bytes, second_bytes: 0, last_turn: now_s, turns_away: 0 };
     match (known, taken.outcome) {
         (Some(entry), Outcome::Sticky) => (Entry { home_bytes: bytes, last_turn: now_s, turns_away: 0, ..entry }, false),

@@ -18,6 +18,22 @@ const DEFERENCE_MS: u64 = 2_000;
 const KEY: &str = "homing/sweep";
 const LAYOUT: u8 = 1;
 
+/// How long after its last turn a conversation still counts where a new one is placed. Most turns follow within seconds; one
+/// that has been quiet for longer has likely ended, since clients do not say when they end.
+const RECENT_S: u32 = 120;
+
+/// What one replica holds.
+#[derive(Clone, Copy, Default)]
+struct Held {
+    conversations: u32,
+    context_kib: u32,
+}
+
+/// What a conversation weighs: its last request's size, and something for the turns to come.
+pub(crate) fn context_kib(bytes: u32) -> u32 {
+    (bytes / 1024).saturating_add(8)
+}
+
 impl<H: Host> Router<H> {
     /// Counts held conversations if the next walk is due and no other thread takes it. `serves` says whether this thread routes
     /// requests.
@@ -34,14 +50,15 @@ impl<H: Host> Router<H> {
             ledgers.push(Ledger::open(&host, &pool.policy.cluster)?);
         }
         let held = self.held_by_replica(&host)?;
+        let held = |replica: ReplicaId| held.get(&replica).copied().unwrap_or_default();
         for (pool, mut ledger) in self.pools().zip(ledgers) {
-            ledger.count(&held);
             ledger.retain(|replica| pool.member(replica).is_some());
+            let members = pool.members().iter().map(|member| member.replica.id);
+            ledger.set_context(|replica| held(replica).context_kib, members);
             // A ledger that changed during the walk has placements the walk may have missed: the next walk counts them.
             ledger.store(&host)?;
             for member in pool.members() {
-                let replica = &member.replica;
-                host.set(replica.held, u64::from(held.get(&replica.id).copied().unwrap_or(0)))?;
+                host.set(member.replica.held, held(member.replica.id).conversations.into())?;
             }
             if let Some(age_ms) = pool.snapshot_age_ms(&host) {
                 let age = host.define(&Metric::SnapshotAge { pool: &pool.policy.cluster })?;
@@ -51,13 +68,16 @@ impl<H: Host> Router<H> {
         Ok(())
     }
 
-    fn held_by_replica(&self, host: &H) -> Result<HashMap<ReplicaId, u32>, HostError> {
+    fn held_by_replica(&self, host: &H) -> Result<HashMap<ReplicaId, Held>, HostError> {
         let now_s = now_s(host);
-        let mut held: HashMap<ReplicaId, u32> = HashMap::new();
+        let mut held: HashMap<ReplicaId, Held> = HashMap::new();
         for index in 0..self.table().buckets() {
             self.table().active(host, index, now_s, |entry| {
-                let count = held.entry(entry.home).or_default();
-                *count = count.saturating_add(1);
+                let held = held.entry(entry.home).or_default();
+                held.conversations = held.conversations.saturating_add(1);
+                if now_s.saturating_sub(entry.last_turn) <= RECENT_S {
+                    held.context_kib = held.context_kib.saturating_add(context_kib(entry.home_bytes));
+                }
             })?;
         }
         Ok(held)

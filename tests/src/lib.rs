@@ -15,6 +15,13 @@ use tokio::time::{Instant, sleep};
 use xtask::stack::{MODEL, Stack, StackOptions};
 use xtask::tools::Tools;
 
+/// Where the proxy's HTTP connection manager stands in the configuration.
+pub const MANAGER: &str = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config";
+
+/// Where its route stands.
+pub const ROUTE: &str =
+    "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/route_config/virtual_hosts/0/routes/0";
+
 /// How long a condition may take to hold.
 const PATIENCE: Duration = Duration::from_secs(30);
 

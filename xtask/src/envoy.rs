@@ -77,6 +77,20 @@ impl EnvoyConfig {
         found
     }
 
+    /// Sets a value by JSON pointer, a new key too.
+    ///
+    /// # Errors
+    /// If its parent is not there.
+    pub fn edit(&mut self, pointer: &str, value: Value) -> Result<()> {
+        let (parent, key) = pointer.rsplit_once('/').context("a JSON pointer")?;
+        let parent = self.0.pointer_mut(parent).with_context(|| format!("the configuration has no {parent}"))?;
+        match key.parse::<usize>() {
+            Ok(index) if parent.is_array() => parent[index] = value,
+            _ => parent[key] = value,
+        }
+        Ok(())
+    }
+
     fn plugins(&mut self) -> Vec<&mut Value> {
         let managers = self.connection_managers().into_iter();
         let filters = managers.flat_map(|(_, manager)| list(&mut manager["http_filters"]));

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -37,8 +37,10 @@ pub struct StackOptions {
     pub collector: bool,
     /// The control listener's token.
     pub token: String,
-    /// How long a replica may send nothing before the next address is tried; the shipped value if there is none.
-    pub per_try_idle_timeout: Option<String>,
+    /// The filter's module; the one that is shipped if there is none.
+    pub filter: Option<PathBuf>,
+    /// Changes to Envoy's configuration, by JSON pointer, after everything else.
+    pub edits: Vec<(String, Value)>,
 }
 
 impl Default for StackOptions {
@@ -51,7 +53,8 @@ impl Default for StackOptions {
             pool: json!({}),
             collector: true,
             token: String::new(),
-            per_try_idle_timeout: None,
+            filter: None,
+            edits: Vec::new(),
         }
     }
 }
@@ -190,14 +193,7 @@ fn envoy_config(tools: &Tools, options: &StackOptions, endpoints: &[SocketAddr])
     let mut config = EnvoyConfig::read(&tools::root().join("envoy/standalone.yaml"))?;
     config.use_free_ports();
     config.set_endpoints(MODEL, endpoints);
-    config.set_filter(&tools.filter);
-    if let Some(timeout) = &options.per_try_idle_timeout {
-        for (_, manager) in config.connection_managers() {
-            if let Some(route) = manager.pointer_mut("/route_config/virtual_hosts/0/routes/0/route/retry_policy") {
-                route["per_try_idle_timeout"] = json!(timeout);
-            }
-        }
-    }
+    config.set_filter(options.filter.as_ref().unwrap_or(&tools.filter));
     let control = config.filter_config("control").context("the control filter")?;
     control["token"] = json!(options.token);
     let route = config.filter_config("route").context("the route filter")?;
@@ -209,6 +205,9 @@ fn envoy_config(tools: &Tools, options: &StackOptions, endpoints: &[SocketAddr])
     }
     if let (Some(pool), Some(changes)) = (route["pools"][0].as_object_mut(), options.pool.as_object()) {
         pool.extend(changes.clone());
+    }
+    for (pointer, value) in &options.edits {
+        config.edit(pointer, value.clone())?;
     }
     Ok(config)
 }

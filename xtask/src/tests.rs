@@ -50,7 +50,7 @@ fn on_wasm32() -> Result<()> {
     let (runner, node) = (tools::wasm_bindgen_runner()?, tools::node()?);
     say("routing tests on wasm32, under Node");
     run(cargo()
-        .args(["test", "--quiet", "--package", "homing-routing", "--lib", "--target", "wasm32-unknown-unknown"])
+        .args(["test", "--package", "homing-routing", "--lib", "--target", "wasm32-unknown-unknown"])
         .env("PATH", with_front(&[&runner, &node])?))
 }
 

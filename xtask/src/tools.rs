@@ -95,6 +95,19 @@ pub fn build_filter() -> Result<PathBuf> {
     Ok(target().join(FILTER_TARGET).join("wasm/homing_filter.wasm"))
 }
 
+/// Builds the filter with a way to make it trap, for tests: a request with the header `x-homing-test-trap`.
+///
+/// # Errors
+/// If the build fails.
+pub fn build_trapping_filter() -> Result<PathBuf> {
+    let _lock = lock()?;
+    add_target(FILTER_TARGET)?;
+    let dir = target().join("trapping");
+    let build = ["build", "--quiet", "--package", "homing-filter", "--features", "trap", "--target", FILTER_TARGET];
+    run(cargo().args(build).args(["--profile", "wasm", "--target-dir"]).arg(&dir))?;
+    Ok(dir.join(FILTER_TARGET).join("wasm/homing_filter.wasm"))
+}
+
 fn add_target(name: &str) -> Result<()> {
     // Without rustup the toolchain may have the target all the same; if not, the build says so.
     let Ok(listed) = Command::new("rustup").args(["target", "list", "--installed"]).current_dir(root()).output() else {

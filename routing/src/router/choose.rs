@@ -2,13 +2,14 @@
 
 use std::rc::Rc;
 
-use super::ticket::{InFlight, Taken};
-use super::{Router, TRIES};
+use super::ticket::Taken;
+use super::{Request, Router, TRIES};
 use crate::host::{Host, HostError};
 use crate::ledger::Ledger;
 use crate::outcome::Outcome;
 use crate::pool::{Member, Pool, Replica};
 use crate::replica::ReplicaId;
+use crate::sweep::context_kib;
 
 /// Addresses a retry may go to, behind the chosen one.
 const ALTERNATES: usize = 2;
@@ -21,12 +22,18 @@ const KV_STEPS: f32 = 16.0;
 
 impl<H: Host> Router<H> {
     /// A turn of a conversation whose home is ready.
-    pub(super) fn turn_at_home(&self, pool: &Pool, home: &Member, second: Option<ReplicaId>) -> Result<Taken<H>, HostError> {
+    pub(super) fn turn_at_home(
+        &self,
+        pool: &Pool,
+        home: &Member,
+        second: Option<ReplicaId>,
+        request: &Request<'_>,
+    ) -> Result<Taken<H>, HostError> {
         let load = self.load(pool, home)?;
         let full = load > pool.policy.threshold(&home.figures);
         let elsewhere = if full { self.elsewhere(pool, home, load, second)? } else { None };
         let (member, outcome) = elsewhere.map_or((home, Outcome::Sticky), |member| (member, Outcome::Spilled));
-        self.take(member, outcome)
+        self.take(pool, member, outcome, request)
     }
 
     /// Where a turn goes whose home is full: the replica of the lowest load that is not full itself and lower by the margin.
@@ -51,26 +58,38 @@ impl<H: Host> Router<H> {
         Ok(best.map(|(_, member)| member))
     }
 
-    /// The least loaded replica; ties go to the one with the fewest held conversations, then the least KV cache in use, then the
-    /// one chosen the longest ago. `None` if no replica is ready.
-    pub(super) fn place(&self, pool: &Pool, outcome: Outcome) -> Result<Option<Taken<H>>, HostError> {
+    /// The least loaded replica; ties go to the one that holds the least context, then the least KV cache in use, then the one
+    /// chosen the longest ago. A replica that is `preferred` is taken if its load is higher by less than the margin. `None` if no
+    /// replica is ready.
+    pub(super) fn place(
+        &self,
+        pool: &Pool,
+        outcome: Outcome,
+        preferred: Option<ReplicaId>,
+        request: &Request<'_>,
+    ) -> Result<Option<Taken<H>>, HostError> {
         let mut last = None;
         for _ in 0..TRIES {
+            // A try that lost the race gives back what it had reserved.
             drop(last.take());
             let mut ledger = Ledger::open(&self.host, &pool.policy.cluster)?;
             let mut best = None;
             for member in pool.members.iter().filter(|member| member.is_ready()) {
                 let line = ledger.line(member.replica.id);
+                let mut load = self.load(pool, member)?;
+                if Some(member.replica.id) == preferred {
+                    load = load.saturating_sub(pool.policy.margin(&member.figures));
+                }
                 let kv_usage = (member.figures.kv_usage * KV_STEPS) as u32;
-                let rank = (self.load(pool, member)?, line.held, kv_usage, line.last_chosen);
+                let rank = (load, Some(member.replica.id) != preferred, line.context_kib, kv_usage, line.last_chosen);
                 if best.as_ref().is_none_or(|(least, _)| rank < *least) {
                     best = Some((rank, member));
                 }
             }
             let Some((_, member)) = best else { return Ok(None) };
             // Reserved before the ledger is swapped: a thread that finds the ledger changed finds this in flight too.
-            let taken = self.take(member, outcome)?;
-            ledger.chosen(taken.replica.id, outcome != Outcome::Unkeyed);
+            let taken = self.take(pool, member, outcome, request)?;
+            ledger.chosen(taken.home, (outcome != Outcome::Unkeyed).then(|| context_kib(request.bytes)));
             if ledger.store(&self.host)? {
                 return Ok(Some(taken));
             }
@@ -79,28 +98,59 @@ impl<H: Host> Router<H> {
         Ok(last)
     }
 
-    pub(super) fn take(&self, member: &Member, outcome: Outcome) -> Result<Taken<H>, HostError> {
-        let in_flight = InFlight::reserve(&self.host, member.replica.in_flight)?;
-        Ok(Taken { replica: Rc::clone(&member.replica), in_flight, outcome })
+    /// The least loaded ready replica of a rank; the conversation's home before others of the same load. `None` if there is none.
+    pub(super) fn place_at_rank(
+        &self,
+        pool: &Pool,
+        rank: u16,
+        home: Option<ReplicaId>,
+        request: &Request<'_>,
+    ) -> Result<Option<Taken<H>>, HostError> {
+        let mut best = None;
+        for member in pool.members.iter().filter(|member| member.is_ready() && member.replica.name.rank == Some(rank)) {
+            let cost = (self.load(pool, member)?, Some(member.replica.id) != home);
+            if best.as_ref().is_none_or(|(least, _)| cost < *least) {
+                best = Some((cost, member));
+            }
+        }
+        best.map(|(_, member)| self.take(pool, member, Outcome::Pinned, request)).transpose()
+    }
+
+    pub(super) fn take(
+        &self,
+        pool: &Pool,
+        member: &Member,
+        outcome: Outcome,
+        request: &Request<'_>,
+    ) -> Result<Taken<H>, HostError> {
+        let replica = member.counted_at(request.ignores_rank);
+        let in_flight = self.reserve(pool, replica)?;
+        Ok(Taken { home: member.replica.id, replica: Rc::clone(replica), in_flight, outcome })
     }
 
     fn load(&self, pool: &Pool, member: &Member) -> Result<u32, HostError> {
-        pool.load(&self.host, member, self.settings.snapshot_max_age_ms)
+        let load = pool.load(&self.host, member, self.settings.snapshot_max_age_ms)?;
+        Ok(load.saturating_add(member.replica.penalty(&self.host)))
     }
 
     /// Where a retry may go: the least loaded of a few ready replicas at other addresses. A rank is sent once for every attempt,
-    /// so only replicas of the same rank will do.
-    pub(super) fn alternates(&self, pool: &Pool, chosen: &Replica) -> Result<Vec<Rc<Replica>>, HostError> {
+    /// so only replicas of the same rank will do, unless none is sent.
+    pub(super) fn alternates(&self, pool: &Pool, chosen: ReplicaId, ignores_rank: bool) -> Result<Vec<Rc<Replica>>, HostError> {
+        let Some(at) = pool.place_of(chosen) else { return Ok(Vec::new()) };
+        let Some(chosen) = pool.members.get(at).map(|member| member.replica.name) else { return Ok(Vec::new()) };
         // Starts behind the chosen one, so that the retries of one replica's failure spread.
-        let start = pool.members.iter().position(|member| member.replica.id == chosen.id).map_or(0, |at| at.saturating_add(1));
-        let others = pool.members.iter().cycle().skip(start).take(pool.members.len());
-        let fits =
-            |m: &&Member| m.is_ready() && m.replica.name.address != chosen.name.address && m.replica.name.rank == chosen.name.rank;
-        let mut ranked = Vec::with_capacity(ALTERNATES_SAMPLED);
+        let others = pool.members.iter().cycle().skip(at.saturating_add(1)).take(pool.members.len());
+        let fits = |member: &&Member| {
+            let name = member.replica.name;
+            member.is_ready() && name.address != chosen.address && (name.rank == chosen.rank || ignores_rank)
+        };
+        let mut ranked: Vec<(u32, &Member)> = Vec::with_capacity(ALTERNATES_SAMPLED);
         for member in others.filter(fits).take(ALTERNATES_SAMPLED) {
-            ranked.push((self.load(pool, member)?, Rc::clone(&member.replica)));
+            if ranked.iter().all(|(_, other)| other.replica.name.address != member.replica.name.address) {
+                ranked.push((self.load(pool, member)?, member));
+            }
         }
         ranked.sort_by_key(|(load, _)| *load);
-        Ok(ranked.into_iter().take(ALTERNATES).map(|(_, replica)| replica).collect())
+        Ok(ranked.into_iter().take(ALTERNATES).map(|(_, member)| Rc::clone(&member.replica)).collect())
     }
 }

@@ -2,38 +2,57 @@
 
 use std::rc::Rc;
 
-use super::ticket::{InFlight, Served, Ticket};
+use super::ticket::{Served, Ticket};
 use super::{Router, TRIES, now_s};
 use crate::host::{Host, HostError};
 use crate::metric::ErrorKind;
 use crate::outcome::Outcome;
 use crate::pool::{Member, Replica};
+use crate::replica::ReplicaId;
 use crate::table::Entry;
 
 impl<H: Host> Router<H> {
-    /// Learns where a request is served: `address` answered it. Rebinds the conversation if a retry moved it.
-    pub fn served(&mut self, ticket: &mut Ticket<H>, address: &str) {
+    /// Learns where a request is served: `address` answered it, with a server's error if it `failed`. Rebinds the conversation if
+    /// a retry moved it.
+    pub fn served(&mut self, ticket: &mut Ticket<H>, address: &str, failed: bool) {
         let moved = ticket.chosen.as_ref().is_some_and(|chosen| chosen.address != address);
         let stays = !moved && ticket.chosen.is_some();
-        let replica = if stays { ticket.chosen.clone() } else { self.find(ticket, address) };
+        let found = if stays { None } else { self.find(ticket, address) };
+        let (home, replica) =
+            found.map_or((None, ticket.chosen.clone().filter(|_| stays)), |(home, replica)| (Some(home), Some(replica)));
         let outcome = match (&replica, ticket.planned) {
             (_, planned) if stays => planned,
             (None, _) | (_, Outcome::Pinned) => Outcome::Passed,
             (Some(_), Outcome::Sticky) => Outcome::Rehomed,
             (Some(_), planned) => planned,
         };
+        if let Some(left) = ticket.chosen.as_ref().filter(|_| moved) {
+            left.note(&self.host, true);
+        }
+        if let Some(replica) = &replica {
+            replica.note(&self.host, failed);
+        }
         let mut served = Served { outcome, replica, moved };
-        if !stays && let Some(replica) = served.replica.clone() {
-            if let Err(_refused) = self.moved(ticket, &replica, &mut served) {
-                self.count_error(ErrorKind::Host, 1);
-            }
+        if let Some(home) = home
+            && self.moved(ticket, home, &mut served).is_err()
+        {
+            self.count_error(ErrorKind::Host, 1);
         }
         ticket.served = Some(served);
     }
 
+    /// Learns that no replica answered and Envoy did in their place.
+    pub fn not_served(&self, ticket: &Ticket<H>) {
+        if let Some(chosen) = &ticket.chosen {
+            chosen.note(&self.host, true);
+        }
+    }
+
     /// Moves what was reserved and remembered to the replica that really serves the request.
-    fn moved(&mut self, ticket: &mut Ticket<H>, replica: &Rc<Replica>, served: &mut Served) -> Result<(), HostError> {
-        ticket.in_flight = Some(InFlight::reserve(&self.host, replica.in_flight)?);
+    fn moved(&mut self, ticket: &mut Ticket<H>, home: ReplicaId, served: &mut Served) -> Result<(), HostError> {
+        if let (Some(pool), Some(replica)) = (self.pools.get(ticket.cluster.as_bytes()), &served.replica) {
+            ticket.in_flight = Some(self.reserve(pool, replica)?);
+        }
         let binds = matches!(ticket.planned, Outcome::Sticky | Outcome::Placed | Outcome::Rehomed);
         let Some(digest) = ticket.conversation.filter(|_| binds || ticket.planned == Outcome::Spilled) else { return Ok(()) };
         let now_s = now_s(&self.host);
@@ -41,29 +60,34 @@ impl<H: Host> Router<H> {
             let bucket = self.table.open(&self.host, digest)?;
             let Some(mut entry) = self.table.entry(&bucket, now_s) else { return Ok(()) };
             if binds {
-                entry = Entry { home: replica.id, home_bytes: ticket.bytes, ..entry };
-            } else if entry.home == replica.id {
+                entry = Entry { home, home_bytes: ticket.bytes, ..entry };
+            } else if entry.home == home {
                 served.outcome = Outcome::Sticky;
                 return Ok(());
             } else {
-                entry = Entry { second: Some(replica.id), second_bytes: ticket.bytes, ..entry };
+                entry = Entry { second: Some(home), second_bytes: ticket.bytes, ..entry };
             }
             if self.table.store(&self.host, bucket, &entry)? {
-                return if binds { self.journal(&entry) } else { Ok(()) };
+                return if binds { self.journal(ticket.cluster.as_bytes(), &entry) } else { Ok(()) };
             }
         }
         self.count_error(ErrorKind::Contended, 1);
         Ok(())
     }
 
-    fn find(&self, ticket: &Ticket<H>, address: &str) -> Option<Rc<Replica>> {
+    /// The replica at an address that a request may have been moved to, and where the request then counts.
+    fn find(&self, ticket: &Ticket<H>, address: &str) -> Option<(ReplicaId, Rc<Replica>)> {
         let rank = ticket.chosen.as_ref().and_then(|chosen| chosen.name.rank);
+        // Where Envoy chose, or the engine does, only the endpoint is known.
+        let any_rank = ticket.ignores_rank || ticket.chosen.is_none();
         let pool = self.pools.get(ticket.cluster.as_bytes())?;
-        let at = |member: &&Member| member.replica.address == address && (member.replica.name.rank == rank);
-        pool.members.iter().find(at).map(|member| Rc::clone(&member.replica))
+        let fits = |member: &&Member| member.replica.address == address && (any_rank || member.replica.name.rank == rank);
+        let member = pool.members.iter().find(fits)?;
+        Some((member.replica.id, Rc::clone(member.counted_at(any_rank))))
     }
 
     /// Counts a request whose stream has ended and gives its in-flight back.
+    #[expect(clippy::needless_pass_by_value, reason = "an ended request is no more")]
     pub fn ended(&mut self, ticket: Ticket<H>) {
         let Some(pool) = self.pools.get(ticket.cluster.as_bytes()) else { return };
         let (requests, outcome) = match (&ticket.served, &ticket.chosen) {
@@ -73,6 +97,14 @@ impl<H: Host> Router<H> {
             (None, None) => (&pool.unserved, Outcome::Unserved),
         };
         if requests.count(&self.host, &pool.policy.cluster, outcome).is_err() {
+            self.count_error(ErrorKind::Host, 1);
+        }
+    }
+
+    /// Counts a request that ended before it was decided: refused, or cut off while its body was read.
+    pub fn ended_undecided(&mut self, cluster: &[u8]) {
+        let Some(pool) = self.pools.get(cluster) else { return };
+        if pool.unserved.count(&self.host, &pool.policy.cluster, Outcome::Unserved).is_err() {
             self.count_error(ErrorKind::Host, 1);
         }
     }

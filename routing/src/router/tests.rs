@@ -90,7 +90,7 @@ impl Site {
     fn turn(&mut self, id: u128) -> (Outcome, ReplicaName) {
         let mut ticket = self.ticket(id);
         let chosen = ticket.chosen().expect("a choice").name;
-        self.router.served(&mut ticket, &chosen.address.to_string());
+        self.router.served(&mut ticket, &chosen.address.to_string(), false);
         let outcome = ticket.served().expect("an outcome").outcome;
         self.router.ended(ticket);
         (outcome, chosen)
@@ -461,7 +461,7 @@ fn a_pool_without_affinity_and_a_cluster_without_pool_are_envoys() {
     let mut site = Site::new(|policy| policy.affinity = false);
     let mut ticket = site.ticket(0);
     assert_eq!((ticket.planned(), ticket.addresses().count()), (Outcome::Passed, 0));
-    site.router.served(&mut ticket, "10.0.0.2:8000");
+    site.router.served(&mut ticket, "10.0.0.2:8000", false);
     assert_eq!(site.in_flight(), 1, "counted where Envoy sent it");
     site.router.ended(ticket);
     assert_eq!((site.in_flight(), site.count(Outcome::Passed)), (0, 1));
@@ -470,10 +470,8 @@ fn a_pool_without_affinity_and_a_cluster_without_pool_are_envoys() {
 
 #[test]
 fn ranks_of_one_endpoint_are_replicas_and_a_retry_keeps_the_rank() {
-    let mut site = Site::new(|_| {});
+    let mut site = ranked_site(|_| {});
     let ranks = ["10.0.0.1:8000#0", "10.0.0.1:8000#1", "10.0.0.2:8000#0", "10.0.0.2:8000#1"];
-    site.reports = ranks.iter().map(|name| report(name.parse().expect("a name"))).collect();
-    site.sync();
     let tickets: Vec<_> = (0..4).map(|id| site.ticket(id)).collect();
     let mut placed: Vec<_> = tickets.iter().map(|ticket| chosen(ticket).to_string()).collect();
     placed.sort();
@@ -482,13 +480,71 @@ fn ranks_of_one_endpoint_are_replicas_and_a_retry_keeps_the_rank() {
     assert!(tickets.iter().all(|ticket| ticket.alternates[0].name.rank == chosen(ticket).rank));
 }
 
+fn ranked_site(change: impl FnOnce(&mut Policy)) -> Site {
+    let mut site = Site::new(change);
+    let ranks = ["10.0.0.1:8000#0", "10.0.0.1:8000#1", "10.0.0.2:8000#0", "10.0.0.2:8000#1"];
+    site.reports = ranks.iter().map(|name| report(name.parse().expect("a name"))).collect();
+    site.sync();
+    site
+}
+
+#[test]
+fn a_rank_the_client_names_is_a_pin_to_the_least_loaded_replica_of_that_rank() {
+    let mut site = ranked_site(|_| {});
+    let mut pinned = |rank| decide(&mut site.router, &Request { rank: Some(rank), generates: true, ..Request::default() });
+    let tickets = [go(pinned(1)), go(pinned(1))];
+    let mut names = tickets.iter().map(|ticket| chosen(ticket).to_string()).collect::<Vec<_>>();
+    names.sort();
+    assert_eq!(names, ["10.0.0.1:8000#1", "10.0.0.2:8000#1"]);
+    assert!(tickets.iter().all(|ticket| ticket.planned() == Outcome::Pinned));
+    assert!(matches!(pinned(7), Verdict::Refuse(why) if why.contains("10.0.0.1:8000#0")));
+}
+
+#[test]
+fn a_rank_means_nothing_where_no_replica_has_one() {
+    let mut site = Site::new(|policy| policy.client_pin = false);
+    let ticket = go(decide(&mut site.router, &Request { rank: Some(0), generates: true, ..Request::default() }));
+    assert_eq!((ticket.planned(), chosen(&ticket).rank), (Outcome::Unkeyed, None));
+}
+
+#[test]
+fn a_call_whose_rank_the_engine_ignores_counts_at_its_endpoint_and_stays_there() {
+    let mut site = ranked_site(|_| {});
+    let responses = |site: &mut Site| {
+        let request = Request { conversation: Some(&conversation(0)), generates: true, ignores_rank: true, ..Request::default() };
+        let mut ticket = go(decide(&mut site.router, &request));
+        let chosen = chosen(&ticket);
+        assert_eq!(ticket.alternates.len(), 1, "the other endpoint, once");
+        site.router.served(&mut ticket, &chosen.address.to_string(), false);
+        (ticket.served().expect("an outcome").outcome, chosen)
+    };
+    let (outcome, first) = responses(&mut site);
+    assert_eq!((outcome, first.rank), (Outcome::Placed, None));
+    for _ in 0..3 {
+        assert_eq!(responses(&mut site), (Outcome::Sticky, first));
+    }
+    assert_eq!(site.in_flight(), 0);
+}
+
+#[test]
+fn a_retry_of_such_a_call_moves_the_conversation_to_the_other_endpoint() {
+    let mut site = ranked_site(|_| {});
+    let request = Request { conversation: Some(&conversation(0)), generates: true, ignores_rank: true, ..Request::default() };
+    let mut ticket = go(decide(&mut site.router, &request));
+    let other = ticket.addresses().nth(1).expect("an alternate").to_owned();
+    site.router.served(&mut ticket, &other, false);
+    site.router.ended(ticket);
+    let ticket = go(decide(&mut site.router, &request));
+    assert_eq!((ticket.planned(), chosen(&ticket).address.to_string()), (Outcome::Sticky, other));
+}
+
 // === Learning from where it went ===
 
 /// A turn that was sent home and served at the first address a retry had.
 fn retried(site: &mut Site, id: u128) -> (Outcome, ReplicaName) {
     let mut ticket = site.ticket(id);
     let address = ticket.addresses().nth(1).expect("an alternate").to_owned();
-    site.router.served(&mut ticket, &address);
+    site.router.served(&mut ticket, &address, false);
     let served = ticket.served().expect("an outcome").clone();
     assert!(served.moved);
     site.router.ended(ticket);
@@ -512,7 +568,7 @@ fn in_flight_moves_with_the_turn() {
     let mut ticket = site.ticket(0);
     let before = site.gauges();
     let address = ticket.addresses().nth(1).expect("an alternate").to_owned();
-    site.router.served(&mut ticket, &address);
+    site.router.served(&mut ticket, &address, false);
     assert_ne!(site.gauges(), before);
     assert_eq!(site.in_flight(), 1);
     site.router.ended(ticket);
@@ -527,7 +583,7 @@ fn outcomes_are_counted_from_where_a_request_was_served() {
     let nobody = site.ticket(0);
     site.router.ended(nobody);
     let mut stranger = site.ticket(0);
-    site.router.served(&mut stranger, "192.168.0.1:1");
+    site.router.served(&mut stranger, "192.168.0.1:1", false);
     site.router.ended(stranger);
     let dropped = site.ticket(0);
     drop(dropped);
@@ -610,7 +666,7 @@ proptest! {
                     let address = ticket.addresses().nth(usize::from(retried)).map(str::to_owned);
                     let had = ticket.chosen().is_some();
                     if let Some(address) = address.filter(|_| answered) {
-                        router.served(&mut ticket, &address);
+                        router.served(&mut ticket, &address, false);
                     }
                     router.ended(ticket);
                     ended += 1;
@@ -650,4 +706,127 @@ proptest! {
         prop_assert!(refused);
         prop_assert_eq!(host.shared_bytes(), 0);
     }
+}
+
+// === Threads that die ===
+
+/// What a trap does: the thread's memory is gone and nothing is given back.
+fn trap(router: Router<MemoryHost>, tickets: Vec<Ticket<MemoryHost>>) {
+    core::mem::forget(tickets);
+    core::mem::forget(router);
+}
+
+#[test]
+fn what_a_dead_thread_held_is_given_back_within_ten_seconds() {
+    let mut site = Site::new(|_| {});
+    let mut dying = site.thread();
+    let kept = site.ticket(0);
+    let lost: Vec<_> = (1..6).map(|id| ticket(&mut dying, id)).collect();
+    trap(dying, lost);
+    assert_eq!(site.in_flight(), 6);
+    for _ in 0..20 {
+        site.host.advance(500);
+        site.router.heal().expect("a tick");
+    }
+    assert_eq!(site.in_flight(), 1);
+    assert_eq!(site.errors(ErrorKind::Leak), 5);
+    drop(kept);
+    assert_eq!(site.in_flight(), 0);
+}
+
+#[test]
+fn a_thread_that_was_only_held_up_gets_its_own_back() {
+    let mut site = Site::new(|_| {});
+    let mut slow = site.thread();
+    let mut held: Vec<_> = (0..5).map(|id| ticket(&mut slow, id)).collect();
+    for _ in 0..12 {
+        site.host.advance(500);
+        site.router.heal().expect("a tick");
+    }
+    // Before its next tick, some of its requests end and new ones begin.
+    held.truncate(2);
+    held.push(ticket(&mut slow, 9));
+    slow.heal().expect("a tick");
+    assert_eq!(site.in_flight(), 3);
+    drop(held);
+    assert_eq!(site.in_flight(), 0);
+    for _ in 0..20 {
+        site.host.advance(500);
+        slow.heal().expect("a tick");
+        site.router.heal().expect("a tick");
+    }
+    assert_eq!(site.in_flight(), 0);
+}
+
+#[test]
+fn a_count_below_zero_is_read_as_none() {
+    let mut site = Site::new(|_| {});
+    let gauge = Metric::InFlight { pool: POOL, replica: &name(1).to_string() };
+    let gauge = site.host.define(&gauge).expect("a gauge");
+    site.host.add(gauge, -3).expect("room");
+    assert_eq!(site.load(1), 0);
+    assert_eq!(site.sync().pools[0].replicas[0].in_flight, 0);
+}
+
+// === Replicas that fail ===
+
+#[test]
+fn a_replica_that_fails_fast_does_not_attract_work() {
+    let mut site = Site::new(|_| {});
+    let broken = name(1);
+    let mut sent = 0;
+    for id in 0..100 {
+        let mut ticket = site.ticket(id);
+        let chosen = chosen(&ticket);
+        sent += u32::from(chosen == broken);
+        site.router.served(&mut ticket, &chosen.address.to_string(), chosen == broken);
+        site.router.ended(ticket);
+        site.host.advance(10);
+    }
+    assert!(sent <= 3, "{sent} of 100 went to the broken one");
+}
+
+#[test]
+fn a_replica_that_serves_again_is_forgiven() {
+    let mut site = Site::new(|_| {});
+    let mut ticket = site.ticket(0);
+    let home = chosen(&ticket);
+    let number = (1..=4).find(|number| name(*number) == home).expect("one of four");
+    site.router.served(&mut ticket, &home.address.to_string(), true);
+    site.router.ended(ticket);
+    let penalty =
+        |site: &Site| site.router.pool(POOL.as_bytes()).expect("the pool").members()[number - 1].replica.penalty(&site.host);
+    assert!(penalty(&site) > 0);
+    assert_eq!(site.turn(0), (Outcome::Sticky, home));
+    assert_eq!(penalty(&site), 0);
+}
+
+#[test]
+fn a_replica_a_retry_left_counts_as_failed() {
+    let mut site = Site::new(|_| {});
+    let (_, home) = site.turn(0);
+    retried(&mut site, 0);
+    let number = (1..=4).find(|number| name(*number) == home).expect("one of four");
+    assert!(site.router.pool(POOL.as_bytes()).expect("the pool").members()[number - 1].replica.penalty(&site.host) > 0);
+    site.host.advance(11_000);
+    assert_eq!(site.router.pool(POOL.as_bytes()).expect("the pool").members()[number - 1].replica.penalty(&site.host), 0);
+}
+
+// === Subagents ===
+
+fn subagent(id: u128, parent: u128) -> Conversation {
+    Conversation { parent: Some(conversation(parent).digest), ..conversation(id) }
+}
+
+#[test]
+fn a_subagent_begins_at_its_parents_home_while_the_loads_are_within_the_margin() {
+    let mut site = Site::new(|policy| policy.spill_margin = Limit::Fixed(2));
+    let (_, home) = site.turn(0);
+    let first = |site: &mut Site, id| {
+        go(decide(&mut site.router, &Request { conversation: Some(&subagent(id, 0)), generates: true, ..Request::default() }))
+    };
+    let tickets: Vec<_> = (1..=4).map(|id| first(&mut site, id)).collect();
+    let at_home = tickets.iter().filter(|ticket| chosen(ticket) == home).count();
+    assert_eq!(tickets[0].planned(), Outcome::Placed);
+    assert_eq!(at_home, 3, "up to two more than elsewhere");
 }

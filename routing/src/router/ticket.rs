@@ -2,10 +2,11 @@
 
 use std::rc::Rc;
 
-use crate::host::{Host, HostError, MetricId};
+use crate::host::{Host, HostError};
 use crate::identity::Digest;
 use crate::outcome::Outcome;
 use crate::pool::Replica;
+use crate::replica::ReplicaId;
 
 /// A decided request, until its stream ends. Dropping it gives its in-flight back.
 #[derive(Debug)]
@@ -14,6 +15,7 @@ pub struct Ticket<H: Host> {
     pub(super) planned: Outcome,
     pub(super) conversation: Option<Digest>,
     pub(super) bytes: u32,
+    pub(super) ignores_rank: bool,
     pub(super) chosen: Option<Rc<Replica>>,
     pub(super) alternates: Vec<Rc<Replica>>,
     pub(super) in_flight: Option<InFlight<H>>,
@@ -62,25 +64,38 @@ impl<H: Host> Ticket<H> {
 #[derive(Debug)]
 pub(super) struct InFlight<H: Host> {
     host: H,
-    gauge: MetricId,
+    replica: Rc<Replica>,
 }
 
 impl<H: Host> InFlight<H> {
-    pub(super) fn reserve(host: &H, gauge: MetricId) -> Result<Self, HostError> {
-        host.add(gauge, 1)?;
-        Ok(Self { host: host.clone(), gauge })
+    /// Counts a request in the replica's total and in the lane of this thread.
+    pub(super) fn reserve(host: &H, replica: &Rc<Replica>) -> Result<Self, HostError> {
+        host.add(replica.in_flight, 1)?;
+        let reserved = Self { host: host.clone(), replica: Rc::clone(replica) };
+        replica.own.set(replica.own.get().saturating_add(1));
+        if let Some(lane) = replica.lane.get() {
+            host.add(lane, 1)?;
+        }
+        Ok(reserved)
     }
 }
 
 impl<H: Host> Drop for InFlight<H> {
     fn drop(&mut self) {
-        // The gauge was there when this was made and Envoy forgets none, so it cannot be refused.
-        let _ = self.host.add(self.gauge, -1);
+        self.replica.own.set(self.replica.own.get().saturating_sub(1));
+        // The gauges were there when this was made and Envoy forgets none, so neither can be refused.
+        let _ = self.host.add(self.replica.in_flight, -1);
+        if let Some(lane) = self.replica.lane.get() {
+            let _ = self.host.add(lane, -1);
+        }
     }
 }
 
 /// A replica taken for a request.
 pub(super) struct Taken<H: Host> {
+    /// Where the conversation is then at home.
+    pub(super) home: ReplicaId,
+    /// Where the request counts: the replica, or its endpoint.
     pub(super) replica: Rc<Replica>,
     pub(super) in_flight: InFlight<H>,
     pub(super) outcome: Outcome,

@@ -1,7 +1,8 @@
 //! Replicas and collectors that go away.
 
 use anyhow::{Context, Result};
-use homing_tests::{all_given_back, eventually, fast_stack, metrics, turn};
+use homing_tests::{ROUTE, all_given_back, eventually, fast_stack, metrics, turn};
+use serde_json::json;
 use tokio::process::Command;
 use xtask::stack::{Stack, StackOptions};
 
@@ -61,7 +62,8 @@ async fn a_replica_that_hangs_is_left_once_the_collector_notices() -> Result<()>
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_turn_that_waits_for_a_hung_replica_is_taken_over_by_the_next_address() -> Result<()> {
-    let options = StackOptions { per_try_idle_timeout: Some("1s".into()), ..StackOptions::default() };
+    let timeout = (format!("{ROUTE}/route/retry_policy/per_try_idle_timeout"), json!("1s"));
+    let options = StackOptions { edits: vec![timeout], ..StackOptions::default() };
     let mut stack = fast_stack(options).await?;
     let (mut collector, _) = stack.collector.take().context("the collector")?;
     collector.kill().await?;

@@ -3,6 +3,8 @@
 mod bodies;
 mod configuration;
 mod control;
+mod endings;
 mod failures;
 mod headers;
+mod identity;
 mod routing;

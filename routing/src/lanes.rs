@@ -1,0 +1,103 @@
+//! Lanes: which thread holds how much of what is in flight, so that a thread that dies can be settled by another.
+//!
+//! A VM that traps never gives back what it had reserved. So each thread that routes takes a lane of its own, counts what it
+//! reserves in its lane's gauges besides the totals, and signs in on every tick. A lane whose thread has not signed in for
+//! [`DEAD_MS`] is taken from it: what its gauges hold goes off the totals.
+//!
+//! A thread that was only held up finds its lane gone when it ticks again, takes a new one and adds what it still holds. Until
+//! then the totals may stand below zero; they are read as signed numbers, so that this does no harm.
+
+use crate::codec::{Reader, Writer};
+use crate::host::{Expected, Host, HostError};
+
+/// Threads that can route at the same time; more of them go without a lane, and leak if they trap.
+pub(crate) const LANES: usize = 128;
+
+/// How long a thread may be silent before its lane is taken from it. A tick comes twice a second.
+pub(crate) const DEAD_MS: u64 = 4_000;
+
+const KEY: &str = "homing/lanes";
+const LAYOUT: u8 = 1;
+const BYTES: usize = 1 + LANES * 16;
+const TRIES: usize = 3;
+
+/// A thread's hold on a lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Lane {
+    /// Which one.
+    pub(crate) number: usize,
+    /// When it was taken, in milliseconds since 1970: tells this hold from an earlier and a later one.
+    taken_ms: u64,
+}
+
+/// One lane as it is stored; free if it was never seen.
+#[derive(Clone, Copy, Default)]
+struct Sign {
+    taken_ms: u64,
+    seen_ms: u64,
+}
+
+impl Lane {
+    /// Takes a free lane. `None` if there is none, or if other threads take lanes all the time.
+    pub(crate) fn take(host: &impl Host) -> Result<Option<Self>, HostError> {
+        let now_ms = host.now_ms();
+        change(host, |signs| {
+            let (number, sign) = signs.iter_mut().enumerate().find(|(_, sign)| sign.seen_ms == 0)?;
+            *sign = Sign { taken_ms: now_ms, seen_ms: now_ms };
+            Some(Self { number, taken_ms: now_ms })
+        })
+    }
+
+    /// Signs in; says whether the lane is still this thread's. A lost race counts as signed in: the next tick comes soon.
+    pub(crate) fn sign_in(self, host: &impl Host) -> Result<bool, HostError> {
+        let now_ms = host.now_ms();
+        let mut mine = true;
+        change(host, |signs| {
+            let sign = signs.get_mut(self.number).filter(|sign| sign.taken_ms == self.taken_ms && sign.seen_ms != 0);
+            mine = sign.is_some();
+            sign.map(|sign| sign.seen_ms = now_ms)
+        })?;
+        Ok(mine)
+    }
+}
+
+/// Takes one lane from a thread that has not signed in for too long, and returns its number. Only one thread gets it.
+pub(crate) fn take_dead(host: &impl Host) -> Result<Option<usize>, HostError> {
+    let now_ms = host.now_ms();
+    change(host, |signs| {
+        let dead = |sign: &Sign| sign.seen_ms != 0 && now_ms.saturating_sub(sign.seen_ms) > DEAD_MS;
+        let (number, sign) = signs.iter_mut().enumerate().find(|(_, sign)| dead(sign))?;
+        *sign = Sign::default();
+        Some(number)
+    })
+}
+
+/// Changes the stored lanes, unless `with` answers `None` or other threads win at every try.
+fn change<T>(host: &impl Host, mut with: impl FnMut(&mut Vec<Sign>) -> Option<T>) -> Result<Option<T>, HostError> {
+    for _ in 0..TRIES {
+        let stored = host.read(KEY)?;
+        let mut signs = stored.as_ref().and_then(|stored| decode(&stored.bytes)).unwrap_or_else(|| vec![Sign::default(); LANES]);
+        let Some(result) = with(&mut signs) else { return Ok(None) };
+        if host.write(KEY, &encode(&signs), Expected::unchanged(stored.as_ref()))? {
+            return Ok(Some(result));
+        }
+    }
+    Ok(None)
+}
+
+fn decode(bytes: &[u8]) -> Option<Vec<Sign>> {
+    let mut reader = Reader::open(bytes, LAYOUT)?;
+    let signs = (0..LANES).map(|_| Some(Sign { taken_ms: reader.u64()?, seen_ms: reader.u64()? })).collect::<Option<_>>()?;
+    reader.is_empty().then_some(signs)
+}
+
+fn encode(signs: &[Sign]) -> [u8; BYTES] {
+    let mut bytes = [0; BYTES];
+    let mut writer = Writer::over(&mut bytes);
+    writer.u8(LAYOUT);
+    for sign in signs {
+        writer.u64(sign.taken_ms);
+        writer.u64(sign.seen_ms);
+    }
+    bytes
+}

@@ -1,0 +1,87 @@
+//! In-flight counts that heal: this thread's lane, and those of threads that died.
+
+use std::rc::Rc;
+
+use super::Router;
+use super::ticket::InFlight;
+use crate::host::{Host, HostError};
+use crate::lanes::{self, Lane};
+use crate::metric::{ErrorKind, Metric};
+use crate::pool::{Pool, Replica};
+
+impl<H: Host> Router<H> {
+    /// Reserves a request in flight at a replica.
+    pub(super) fn reserve(&self, pool: &Pool, replica: &Rc<Replica>) -> Result<InFlight<H>, HostError> {
+        if replica.lane.get().is_none() {
+            self.enter_lane(pool, replica)?;
+        }
+        InFlight::reserve(&self.host, replica)
+    }
+
+    /// Gives a replica the gauge of this thread's lane, with what this thread already has in flight there.
+    fn enter_lane(&self, pool: &Pool, replica: &Replica) -> Result<(), HostError> {
+        if self.lane.get().is_none() {
+            self.lane.set(Lane::take(&self.host)?);
+        }
+        // Without a free lane a trap leaks, and nothing else.
+        let Some(lane) = self.lane.get() else { return Ok(()) };
+        let metric = Metric::LaneInFlight { lane: lane.number, pool: &pool.policy.cluster, replica: &replica.label };
+        let gauge = self.host.define(&metric)?;
+        // Set, not added: the lane's last thread may have left something.
+        self.host.set(gauge, replica.own.get().into())?;
+        replica.lane.set(Some(gauge));
+        Ok(())
+    }
+
+    /// Signs this thread in and settles one that has died. Call it on every tick.
+    ///
+    /// # Errors
+    /// When the host refuses.
+    pub fn heal(&mut self) -> Result<(), HostError> {
+        if let Some(lane) = self.lane.get()
+            && !lane.sign_in(&self.host)?
+        {
+            self.come_back()?;
+        }
+        if let Some(dead) = lanes::take_dead(&self.host)? {
+            let leaked = self.settle(dead)?;
+            if leaked > 0 {
+                self.count_error(ErrorKind::Leak, leaked);
+            }
+        }
+        Ok(())
+    }
+
+    /// Another thread took this one for dead and took what its lane held off the totals: puts it back, and takes a new lane.
+    fn come_back(&self) -> Result<(), HostError> {
+        self.lane.set(None);
+        for pool in self.pools.values() {
+            for replica in pool.registry.known() {
+                let Some(lost) = replica.lane.take() else { continue };
+                // The lane was set to zero then; what it shows now is what has begun and ended since.
+                let since = self.host.value(lost)?.cast_signed();
+                self.host.add(replica.in_flight, i64::from(replica.own.get()).saturating_sub(since))?;
+                self.enter_lane(pool, replica)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes what a dead thread had in flight off the totals; says how much that was.
+    fn settle(&self, dead: usize) -> Result<u64, HostError> {
+        let mut leaked = 0_u64;
+        for pool in self.pools.values() {
+            for replica in pool.registry.known() {
+                let metric = Metric::LaneInFlight { lane: dead, pool: &pool.policy.cluster, replica: &replica.label };
+                let gauge = self.host.define(&metric)?;
+                let held = self.host.value(gauge)?.cast_signed();
+                if held != 0 {
+                    self.host.set(gauge, 0)?;
+                    self.host.add(replica.in_flight, held.saturating_neg())?;
+                    leaked = leaked.saturating_add(held.unsigned_abs());
+                }
+            }
+        }
+        Ok(leaked)
+    }
+}
