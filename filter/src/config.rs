@@ -5,7 +5,7 @@
 use core::fmt;
 use core::time::Duration;
 
-use homing_routing::identity::{BodySource, Naming};
+use homing_routing::identity::{AlsoSource, Naming};
 use homing_routing::policy::{Limit, Policy};
 use homing_routing::replica::ReplicaName;
 use homing_routing::router::Settings;
@@ -113,23 +113,13 @@ struct ConversationFile {
     #[serde(default = "defaults::yes")]
     fingerprint: bool,
     #[serde(default)]
-    also: Vec<AlsoFile>,
+    also: Vec<AlsoSource>,
 }
 
 impl Default for ConversationFile {
     fn default() -> Self {
         Self { headers: Vec::new(), body: true, fingerprint: true, also: Vec::new() }
     }
-}
-
-#[derive(Clone, Copy, Debug, Deserialize)]
-enum AlsoFile {
-    #[serde(rename = "user")]
-    User,
-    #[serde(rename = "safety_identifier")]
-    SafetyIdentifier,
-    #[serde(rename = "metadata.user_id")]
-    MetadataUserId,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -364,11 +354,6 @@ fn route(file: File) -> Result<RouteConfig, ConfigError> {
 }
 
 fn policy(pool: PoolFile) -> Policy {
-    let also = pool.conversation.also.iter().map(|source| match source {
-        AlsoFile::User => BodySource::User,
-        AlsoFile::SafetyIdentifier => BodySource::SafetyIdentifier,
-        AlsoFile::MetadataUserId => BodySource::MetadataUserId,
-    });
     Policy {
         affinity: pool.affinity,
         spill_threshold: pool.spill_threshold.0,
@@ -376,7 +361,7 @@ fn policy(pool: PoolFile) -> Policy {
         max_num_seqs: pool.max_num_seqs.map(|max_num_seqs| max_num_seqs.0),
         client_pin: pool.client_pin == Permission::Allow,
         naming: Naming {
-            also: also.collect(),
+            also: pool.conversation.also,
             headers: pool.conversation.headers,
             body: pool.conversation.body,
             fingerprint: pool.conversation.fingerprint,
@@ -436,7 +421,7 @@ mod tests {
             r#"{"role":"route","debug_headers":true,"hash_key":"000102030405060708090a0b0c0d0e0f","max_conversations":1000.0,
                 "idle_timeout":"10m","snapshot_max_age":"2s","max_body_bytes":1024,"pools":[{"cluster":"a","affinity":false,
                 "spill_threshold":3,"spill_margin":2.0,"max_num_seqs":32,"client_pin":"deny",
-                "conversation":{"headers":["X-Mine"],"body":false,"fingerprint":false,"also":["user"]},
+                "conversation":{"headers":["X-Mine"],"body":false,"fingerprint":false,"also":["user","x-tenant-id"]},
                 "replicas":["10.0.0.1:80","10.0.0.1:81#1"],"admission":{"mode":false}}]}"#,
         );
         assert_eq!(config.settings.hash_key, core::array::from_fn(|n| n as u8));
@@ -451,7 +436,10 @@ mod tests {
             (policy.affinity, policy.client_pin, policy.naming.body, policy.naming.fingerprint),
             (false, false, false, false)
         );
-        assert_eq!((policy.naming.headers, policy.naming.also), (vec!["X-Mine".to_owned()], vec![BodySource::User]));
+        assert_eq!(
+            (policy.naming.headers, policy.naming.also),
+            (vec!["X-Mine".to_owned()], vec![AlsoSource::User, AlsoSource::XTenantId])
+        );
         assert_eq!(policy.replicas.iter().map(ToString::to_string).collect::<Vec<_>>(), ["10.0.0.1:80", "10.0.0.1:81#1"]);
     }
 

@@ -47,8 +47,8 @@ pub(crate) struct RouteStream {
 enum State {
     /// Not ours, or not seen yet.
     Idle,
-    /// Waiting for the end of the body, which names the conversation.
-    Waiting { head: Head, buffered: usize },
+    /// Waiting for the end of the body, which names the conversation; if it does not, `also` does.
+    Waiting { head: Head, also: Option<Conversation>, buffered: usize },
     /// Answered by the filter in the replicas' place.
     Refused { cluster: Vec<u8> },
     /// Decided.
@@ -150,25 +150,25 @@ impl RouteStream {
 
     /// Decides at the end of the body, or where it has become too large to be read.
     fn decide_with_body(&mut self) -> Action {
-        let State::Waiting { mut head, buffered } = core::mem::replace(&mut self.state, State::Idle) else {
+        let State::Waiting { mut head, also, buffered } = core::mem::replace(&mut self.state, State::Idle) else {
             return Action::Continue;
         };
         head.bytes = u32::try_from(buffered).unwrap_or(u32::MAX);
         let too_large = buffered > self.routes.max_body_bytes;
-        let named = if too_large { Err(ErrorKind::BodyTooLarge) } else { self.name_by_body(&head.cluster, buffered) };
+        let named = if too_large { Err(ErrorKind::BodyTooLarge) } else { self.name_by_body(&head.cluster, buffered, also.clone()) };
         let conversation = named.unwrap_or_else(|kind| {
             if let Ok(mut router) = self.routes.router.try_borrow_mut() {
                 router.count_error(kind, 1);
             }
-            None
+            also
         });
         self.decide(&head, conversation.as_ref())
     }
 
-    fn name_by_body(&self, cluster: &[u8], size: usize) -> Result<Option<Conversation>, ErrorKind> {
+    fn name_by_body(&self, cluster: &[u8], size: usize, also: Option<Conversation>) -> Result<Option<Conversation>, ErrorKind> {
         let body = Envoy.body(size).map_err(|_| ErrorKind::Host)?;
         let router = self.routes.router.try_borrow().map_err(|_| ErrorKind::Host)?;
-        Ok(router.pool(cluster).and_then(|pool| pool.namer.from_body(&body)))
+        Ok(router.pool(cluster).and_then(|pool| pool.namer.from_body(&body, also)))
     }
 }
 
@@ -183,20 +183,22 @@ impl HttpContext for RouteStream {
         if headers.iter().any(|(name, _)| name == b"x-homing-test-trap") {
             core::arch::wasm32::unreachable();
         }
-        let (conversation, wants_body) = {
+        let (conversation, also, wants_body) = {
             let Ok(router) = self.routes.router.try_borrow() else { return Action::Continue };
             let Some(pool) = router.pool(&cluster) else { return Action::Continue };
-            let conversation = if pool.policy.affinity { pool.namer.from_headers(headers.iter()) } else { None };
-            (conversation, pool.policy.affinity && pool.namer.reads_bodies())
+            let affinity = pool.policy.affinity;
+            let conversation = if affinity { pool.namer.from_headers(headers.iter()) } else { None };
+            let also = if affinity && conversation.is_none() { pool.namer.also_from_headers(headers.iter()) } else { None };
+            (conversation, also, affinity && pool.namer.reads_bodies())
         };
         let head = Head::new(cluster, &headers);
         // Only a POST carries a conversation in its body; an upgrade, which has no end, must not wait for one.
         if conversation.is_none() && wants_body && head.is_post && !end_of_stream && head.pin.is_none() && is_plain(&headers) {
             let length = head.bytes as usize;
-            self.state = State::Waiting { head, buffered: length };
+            self.state = State::Waiting { head, also, buffered: length };
             return if length > self.routes.max_body_bytes { self.decide_with_body() } else { Action::Pause };
         }
-        self.decide(&head, conversation.as_ref())
+        self.decide(&head, conversation.or(also).as_ref())
     }
 
     fn on_http_request_body(&mut self, size: usize, end_of_stream: bool) -> Action {

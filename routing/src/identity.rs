@@ -1,14 +1,17 @@
 //! Naming the conversation a request belongs to.
 //!
 //! Headers come first, since reading them costs nothing; the body is asked only when no header names a conversation. The
-//! precedence is the operator's own headers, the clients' native headers, general session headers, then the body's fields.
+//! precedence is the operator's own headers, the clients' native headers, general session headers, the body's fields, and last what
+//! the operator asks for besides.
 //! An id is an opaque value: it is digested as received and never kept, logged or exported.
 
 mod body;
 mod headers;
+mod json;
 
 use core::hash::Hasher;
 
+use serde::Deserialize;
 use siphasher::sip128::{Hasher128, SipHasher24};
 
 pub use headers::{HeaderNames, needs_body};
@@ -25,19 +28,49 @@ pub struct Naming {
     pub body: bool,
     /// Whether the content of the first messages names a conversation that nothing else does.
     pub fingerprint: bool,
-    /// Body fields that name a person rather than a conversation, behind every other id, if the operator asks for them.
-    pub also: Vec<BodySource>,
+    /// Sources that name a conversation only if the operator asks for them, behind every other id, the first one first.
+    pub also: Vec<AlsoSource>,
 }
 
-/// A body field that names a person, or a cache family, rather than a conversation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BodySource {
+/// A source that mostly names a person, a tenant or a single request rather than a conversation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+pub enum AlsoSource {
     /// `user`, OpenAI.
+    #[serde(rename = "user")]
     User,
     /// `safety_identifier`, OpenAI.
+    #[serde(rename = "safety_identifier")]
     SafetyIdentifier,
     /// `metadata.user_id` as a whole, Anthropic.
+    #[serde(rename = "metadata.user_id")]
     MetadataUserId,
+    /// The header `x-user-id`, which gateways set.
+    #[serde(rename = "x-user-id")]
+    XUserId,
+    /// The header `x-tenant-id`, which gateways set.
+    #[serde(rename = "x-tenant-id")]
+    XTenantId,
+    /// The header `x-client-request-id`: a conversation for Codex and Pi, a single request for Claude Code.
+    #[serde(rename = "x-client-request-id")]
+    XClientRequestId,
+}
+
+impl AlsoSource {
+    /// As it is shown in `x-homing-source`.
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::User => "body:user",
+            Self::SafetyIdentifier => "body:safety_identifier",
+            Self::MetadataUserId => "body:metadata.user_id",
+            Self::XUserId => "x-user-id",
+            Self::XTenantId => "x-tenant-id",
+            Self::XClientRequestId => "x-client-request-id",
+        }
+    }
+
+    fn is_header(self) -> bool {
+        matches!(self, Self::XUserId | Self::XTenantId | Self::XClientRequestId)
+    }
 }
 
 impl Default for Naming {
@@ -106,24 +139,42 @@ impl Namer {
 
     /// Whether a request without an id in its headers is to be named by its body.
     pub fn reads_bodies(&self) -> bool {
-        self.naming.body || self.naming.fingerprint || !self.naming.also.is_empty()
+        self.naming.body || self.naming.fingerprint || self.naming.also.iter().any(|source| !source.is_header())
     }
 
     /// The conversation the headers name, if they do.
     pub fn from_headers<'a>(&self, headers: impl Iterator<Item = (&'a [u8], &'a [u8])>) -> Option<Conversation> {
         let named = self.names.find(headers)?;
         let digest = self.digest(named.source.as_str(), named.id, named.agent);
-        let parent = named.agent.map(|_| self.digest(named.source.as_str(), named.id, named.parent_agent));
-        Some(Conversation { digest, source: named.source, parent })
+        let parent = named.parent.map(|(id, agent)| self.digest(named.source.as_str(), id, agent));
+        Some(Conversation { digest, source: named.source, parent: parent.filter(|parent| *parent != digest) })
     }
 
-    /// The conversation a complete JSON body names, if it does.
-    pub fn from_body(&self, body: &[u8]) -> Option<Conversation> {
-        let fields = body::read(body)?;
-        let id = if self.naming.body { fields.id() } else { None };
-        let also = || self.naming.also.iter().find_map(|source| fields.also(*source));
-        if let Some((source, id)) = id.or_else(also) {
-            return Some(Conversation { digest: self.digest(source, &id, None), source: Source::Known(source), parent: None });
+    /// The conversation that a header names which counts only because the operator asked for it, and only behind the ids of the
+    /// body: what `from_body` is given, and what names a request whose body is not read.
+    pub fn also_from_headers<'a>(&self, headers: impl Iterator<Item = (&'a [u8], &'a [u8])>) -> Option<Conversation> {
+        let wanted = self.naming.also.iter().filter(|source| source.is_header()).map(|source| source.as_str());
+        let (name, id) = headers::first(headers, wanted)?;
+        Some(Conversation { digest: self.digest(name, id, None), source: Source::Known(name), parent: None })
+    }
+
+    /// The conversation a complete JSON body names, or else `also`, the one from a header behind it.
+    pub fn from_body(&self, body: &[u8], also: Option<Conversation>) -> Option<Conversation> {
+        let Some(fields) = body::read(body) else { return also };
+        let named =
+            |source, id: &[u8]| Conversation { digest: self.digest(source, id, None), source: Source::Known(source), parent: None };
+        if self.naming.body
+            && let Some((source, id)) = fields.id()
+        {
+            return Some(named(source, &id));
+        }
+        for source in &self.naming.also {
+            if let Some(id) = fields.also(*source) {
+                return Some(named(source.as_str(), &id));
+            }
+            if also.as_ref().is_some_and(|also| also.source.as_str() == source.as_str()) {
+                return also;
+            }
         }
         if !self.naming.fingerprint {
             return None;

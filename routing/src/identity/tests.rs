@@ -34,7 +34,10 @@ struct CaseConfig {
 
 #[derive(Deserialize)]
 struct CaseNaming {
+    #[serde(default)]
     headers: Vec<String>,
+    #[serde(default)]
+    also: Vec<AlsoSource>,
 }
 
 fn decode_base64(text: &str) -> Vec<u8> {
@@ -63,12 +66,17 @@ fn name(case: &Case) -> Option<Conversation> {
             (name.clone().into_bytes(), value)
         })
         .collect();
-    let own = case.config.as_ref().map(|config| config.conversation.headers.clone()).unwrap_or_default();
-    let namer = Namer::new(Naming { headers: own, ..Naming::default() }, &[0; 16], "qwen3-4b");
+    let config = case.config.as_ref().map(|config| &config.conversation);
+    let (own, also) = config.map(|config| (config.headers.clone(), config.also.clone())).unwrap_or_default();
+    let namer = Namer::new(Naming { headers: own, also, ..Naming::default() }, &[0; 16], "qwen3-4b");
     let encoding = headers.iter().find(|(name, _)| name == b"content-encoding").map(|(_, value)| value.as_slice());
-    namer.from_headers(headers.iter().map(|(name, value)| (name.as_slice(), value.as_slice()))).or_else(|| {
-        let body = case.body.as_ref().filter(|_| needs_body(encoding))?;
-        namer.from_body(body.as_bytes())
+    let read = || headers.iter().map(|(name, value)| (name.as_slice(), value.as_slice()));
+    namer.from_headers(read()).or_else(|| {
+        let also = namer.also_from_headers(read());
+        match case.body.as_ref().filter(|_| needs_body(encoding)) {
+            Some(body) => namer.from_body(body.as_bytes(), also),
+            None => also,
+        }
     })
 }
 
@@ -102,9 +110,25 @@ fn two_requests_are_one_conversation_exactly_when_the_cases_say_so() {
 fn a_subagent_knows_the_conversation_it_began_in() {
     let named = |case: &str| name(cases().iter().find(|c| c.name == case).expect("the case")).expect("a conversation");
     let main = named("Claude Code main thread");
-    assert_eq!(main.parent, None);
+    assert_eq!((main.parent, named("Dynamo").parent), (None, None));
     assert_eq!(named("subagent of session 1").parent, Some(main.digest));
-    assert_eq!(named("nested subagent").parent, Some(named("subagent of session 1").digest));
+    let parents = [
+        ("nested subagent", "subagent of session 1"),
+        ("OpenCode child session", "OpenCode"),
+        ("OpenCode child session of its own provider", "OpenCode, its own provider"),
+        ("Dynamo child session", "Dynamo"),
+        ("Codex subagent thread", "Codex thread 1"),
+    ];
+    for (child, parent) in parents {
+        assert_eq!(named(child).parent, Some(named(parent).digest), "{child}");
+    }
+}
+
+#[test]
+fn a_conversation_is_not_its_own_parent() {
+    let namer = Namer::new(Naming::default(), &[0; 16], "a");
+    let headers = [(&b"x-session-id"[..], &b"s"[..]), (b"x-parent-session-id", b"s")];
+    assert_eq!(namer.from_headers(headers.into_iter()).expect("a conversation").parent, None);
 }
 
 #[test]
@@ -124,15 +148,52 @@ fn a_cache_mark_that_moves_leaves_the_fingerprint() {
     let first = br#"{"messages":[{"role":"user","content":[{"type":"text","text":"hi","cache_control":{"type":"ephemeral"}}]}]}"#;
     let later =
         br#"{"messages":[{"role":"user","content":"hi"},{"role":"assistant","content":"yes"},{"role":"user","content":"go"}]}"#;
-    assert_eq!(namer.from_body(first), namer.from_body(later));
-    assert!(namer.from_body(first).is_some());
+    assert_eq!(namer.from_body(first, None), namer.from_body(later, None));
+    assert!(namer.from_body(first, None).is_some());
+}
+
+#[test]
+fn a_field_that_may_hold_an_id_is_valid_to_the_last_byte() {
+    let namer = Namer::new(Naming::default(), &[0; 16], "a");
+    let name = |before: &[u8], inside: &[u8]| {
+        let end = br#"","prompt_cache_key":"k","messages":[{"role":"user","content":"q"}]}"#;
+        namer.from_body(&[br#"{"#, before, inside, end].concat(), None).map(|found| found.source)
+    };
+    let invalid: [&[u8]; 4] = [b"a\xff", b"a\nb", br"a\x", br"a\u00"];
+    for inside in invalid {
+        for field in [br#""session_id":""#, &br#""user":""#[..], br#""metadata":{"a":1},"conversation":""#] {
+            assert_eq!(name(field, inside), None, "{}", inside.escape_ascii());
+        }
+        assert_eq!(name(br#""other":""#, inside), Some(Source::Known("body:prompt_cache_key")), "{}", inside.escape_ascii());
+    }
+}
+
+#[test]
+fn a_first_message_with_half_a_surrogate_pair_tells_conversations_apart() {
+    let namer = Namer::new(Naming::default(), &[0; 16], "a");
+    let name = |text: &str| {
+        let body = format!(r#"{{"messages":[{{"role":"user","content":"{text}"}}]}}"#);
+        namer.from_body(body.as_bytes(), None).expect("a conversation").digest
+    };
+    assert_eq!(name(r"one \ud83d"), name(r"one \ud83d"));
+    assert_ne!(name(r"one \ud83d"), name(r"two \ud83d"));
+}
+
+#[test]
+fn a_body_is_read_only_if_it_may_name_something() {
+    let reads = |body, fingerprint, also: &[AlsoSource]| {
+        let naming = Naming { headers: Vec::new(), body, fingerprint, also: also.to_vec() };
+        Namer::new(naming, &[0; 16], "a").reads_bodies()
+    };
+    assert!(reads(true, false, &[]) && reads(false, true, &[]) && reads(false, false, &[AlsoSource::User]));
+    assert!(!reads(false, false, &[]) && !reads(false, false, &[AlsoSource::XUserId]));
 }
 
 proptest::proptest! {
     #[test]
     fn any_bytes_are_named_or_not_without_a_panic(body: Vec<u8>, header: Vec<u8>, value: Vec<u8>) {
         let namer = Namer::new(Naming::default(), &[0; 16], "a");
-        let _ = namer.from_body(&body);
+        let _ = namer.from_body(&body, None);
         let _ = namer.from_headers([(header.as_slice(), value.as_slice())].into_iter());
     }
 
@@ -142,7 +203,7 @@ proptest::proptest! {
         let namer = Namer::new(Naming::default(), &[0; 16], "a");
         let body = serde_json::json!({ "a": before, "session_id": id, "z": [after] }).to_string();
         let alone = serde_json::json!({ "session_id": id }).to_string();
-        proptest::prop_assert!(namer.from_body(body.as_bytes()).is_some());
-        proptest::prop_assert_eq!(namer.from_body(body.as_bytes()), namer.from_body(alone.as_bytes()));
+        proptest::prop_assert!(namer.from_body(body.as_bytes(), None).is_some());
+        proptest::prop_assert_eq!(namer.from_body(body.as_bytes(), None), namer.from_body(alone.as_bytes(), None));
     }
 }
