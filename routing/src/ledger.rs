@@ -1,104 +1,182 @@
 //! The placement ledger: what has been placed where, shared by every thread.
 //!
-//! One value a pool. It is read before a placement and swapped after it, so that two threads which place at the same moment
-//! see each other: the slower one finds the ledger changed and chooses again.
-
-use hashbrown::HashMap;
+//! One value a pool, with a line for each replica in the order of the pool's list. It is read before a placement and swapped after
+//! it, so that two threads which place at the same moment see each other: the slower one finds the ledger changed and chooses again.
 
 use crate::codec::{Reader, Writer};
 use crate::host::{Expected, Host, HostError};
 use crate::replica::ReplicaId;
-use crate::sync::MAX_REPLICAS;
 
-const LAYOUT: u8 = 2;
+const LAYOUT: u8 = 3;
 const HEADER_BYTES: usize = 1 + 4;
-const RECORD_BYTES: usize = 8 + 4 + 4;
+const LINE_BYTES: usize = 8 + 4 + 4;
 
 /// What the ledger says of one replica.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Line {
+    replica: ReplicaId,
     /// The number of the placement that chose it last; 0 if none did.
     pub(crate) last_chosen: u32,
     /// The context of the conversations held there that were active of late, in KiB.
     pub(crate) context_kib: u32,
 }
 
-/// A pool's ledger as it was read.
+impl Line {
+    fn read(bytes: &[u8; LINE_BYTES]) -> Option<Self> {
+        let mut reader = Reader::new(bytes);
+        Some(Self { replica: ReplicaId(reader.u64()?), last_chosen: reader.u32()?, context_kib: reader.u32()? })
+    }
+
+    fn write(&self, bytes: &mut [u8; LINE_BYTES]) {
+        let mut writer = Writer::over(bytes);
+        writer.u64(self.replica.0);
+        writer.u32(self.last_chosen);
+        writer.u32(self.context_kib);
+    }
+}
+
+/// A pool's ledger as it was read, in the bytes it is stored in.
 #[derive(Clone, Debug)]
 pub(crate) struct Ledger {
-    key: String,
     expected: Expected,
-    placements: u32,
-    lines: HashMap<ReplicaId, Line>,
+    bytes: Vec<u8>,
+}
+
+/// The key of a pool's ledger.
+pub(crate) fn ledger_key(cluster: &str) -> String {
+    format!("homing/pool/{cluster}/ledger")
 }
 
 impl Ledger {
-    /// Reads the ledger of a pool. Bytes of another layout read as an empty one.
+    /// Reads a pool's ledger. Lines of replicas that are not in the list are dropped, those that are new begin empty, and bytes of
+    /// another layout read as an empty ledger.
     ///
     /// # Errors
     /// When the host refuses.
-    pub(crate) fn open(host: &impl Host, cluster: &str) -> Result<Self, HostError> {
-        let key = format!("homing/pool/{cluster}/ledger");
-        let stored = host.read(&key)?;
-        let (placements, lines) = stored.as_ref().and_then(|stored| decode(&stored.bytes)).unwrap_or_default();
-        Ok(Self { key, expected: Expected::unchanged(stored.as_ref()), placements, lines })
+    pub(crate) fn open(host: &impl Host, key: &str, replicas: impl Iterator<Item = ReplicaId> + Clone) -> Result<Self, HostError> {
+        let stored = host.read(key)?;
+        let expected = Expected::unchanged(stored.as_ref());
+        let bytes = stored.map(|stored| stored.bytes).unwrap_or_default();
+        let same = bytes.first() == Some(&LAYOUT) && lines(&bytes).map(|line| line.replica).eq(replicas.clone());
+        Ok(Self { expected, bytes: if same { bytes } else { rebuilt(&bytes, replicas) } })
     }
 
-    /// What it says of a replica.
-    pub(crate) fn line(&self, replica: ReplicaId) -> Line {
-        self.lines.get(&replica).copied().unwrap_or_default()
+    /// The line of the replica at this place of the list.
+    pub(crate) fn line(&self, place: usize) -> Option<Line> {
+        Line::read(stored_lines(&self.bytes).get(place)?)
     }
 
-    /// Writes down that a replica was chosen, with the context of the conversation that will live there, if one will.
-    pub(crate) fn chosen(&mut self, replica: ReplicaId, context_kib: Option<u32>) {
-        self.placements = self.placements.saturating_add(1);
-        let line = self.lines.entry(replica).or_default();
-        line.last_chosen = self.placements;
-        line.context_kib = line.context_kib.saturating_add(context_kib.unwrap_or(0));
-    }
-
-    /// Replaces every replica's held context.
-    pub(crate) fn set_context(&mut self, context_kib: impl Fn(ReplicaId) -> u32, replicas: impl Iterator<Item = ReplicaId>) {
-        for replica in replicas {
-            self.lines.entry(replica).or_default().context_kib = context_kib(replica);
+    /// Writes down that the replica at this place was chosen, with the context of the conversation that will live there, if one
+    /// will.
+    pub(crate) fn choose(&mut self, place: usize, context_kib: Option<u32>) {
+        let number = self.placements().saturating_add(1);
+        if let Some(header) = self.bytes.get_mut(1..HEADER_BYTES) {
+            Writer::over(header).u32(number);
         }
+        self.change(place, |line| {
+            line.last_chosen = number;
+            line.context_kib = line.context_kib.saturating_add(context_kib.unwrap_or(0));
+        });
     }
 
-    /// Forgets every replica that is not `kept`.
-    pub(crate) fn retain(&mut self, kept: impl Fn(ReplicaId) -> bool) {
-        self.lines.retain(|replica, _| kept(*replica));
+    /// Replaces the context held by the replica at this place.
+    pub(crate) fn set_context(&mut self, place: usize, context_kib: u32) {
+        self.change(place, |line| line.context_kib = context_kib);
     }
 
     /// Writes the ledger; says whether it was still as it was read.
     ///
     /// # Errors
     /// When the host refuses.
-    pub(crate) fn store(&self, host: &impl Host) -> Result<bool, HostError> {
-        host.write(&self.key, &self.encode(), self.expected)
+    pub(crate) fn store(&self, host: &impl Host, key: &str) -> Result<bool, HostError> {
+        host.write(key, &self.bytes, self.expected)
     }
 
-    fn encode(&self) -> Vec<u8> {
-        let count = self.lines.len().min(MAX_REPLICAS);
-        let mut bytes = vec![0; count.saturating_mul(RECORD_BYTES).saturating_add(HEADER_BYTES)];
-        let mut writer = Writer::over(&mut bytes);
-        writer.u8(LAYOUT);
-        writer.u32(self.placements);
-        for (replica, line) in self.lines.iter().take(count) {
-            writer.u64(replica.0);
-            writer.u32(line.last_chosen);
-            writer.u32(line.context_kib);
+    fn placements(&self) -> u32 {
+        Reader::open(&self.bytes, LAYOUT).and_then(|mut reader| reader.u32()).unwrap_or(0)
+    }
+
+    fn change(&mut self, place: usize, with: impl FnOnce(&mut Line)) {
+        let lines = self.bytes.get_mut(HEADER_BYTES..).unwrap_or_default().as_chunks_mut().0;
+        if let Some(bytes) = lines.get_mut(place)
+            && let Some(mut line) = Line::read(bytes)
+        {
+            with(&mut line);
+            line.write(bytes);
         }
-        bytes
     }
 }
 
-fn decode(bytes: &[u8]) -> Option<(u32, HashMap<ReplicaId, Line>)> {
-    let mut reader = Reader::open(bytes, LAYOUT)?;
-    let placements = reader.u32()?;
-    let mut lines = HashMap::new();
-    while !reader.is_empty() {
-        let replica = ReplicaId(reader.u64()?);
-        lines.insert(replica, Line { last_chosen: reader.u32()?, context_kib: reader.u32()? });
+fn stored_lines(bytes: &[u8]) -> &[[u8; LINE_BYTES]] {
+    bytes.get(HEADER_BYTES..).unwrap_or_default().as_chunks().0
+}
+
+fn lines(bytes: &[u8]) -> impl Iterator<Item = Line> {
+    stored_lines(bytes).iter().filter_map(Line::read)
+}
+
+/// A ledger of these replicas, with what an earlier one says of them.
+fn rebuilt(earlier: &[u8], replicas: impl Iterator<Item = ReplicaId>) -> Vec<u8> {
+    let earlier = if earlier.first() == Some(&LAYOUT) { earlier } else { &[] };
+    let mut bytes = vec![LAYOUT];
+    bytes.extend_from_slice(earlier.get(1..HEADER_BYTES).unwrap_or(&[0; HEADER_BYTES - 1]));
+    for replica in replicas {
+        let known = lines(earlier).find(|line| line.replica == replica);
+        let mut line = [0; LINE_BYTES];
+        known.unwrap_or(Line { replica, last_chosen: 0, context_kib: 0 }).write(&mut line);
+        bytes.extend_from_slice(&line);
     }
-    Some((placements, lines))
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::host::MemoryHost;
+    use crate::testing::test;
+
+    const KEY: &str = "ledger";
+
+    fn open(host: &MemoryHost, replicas: &[u64]) -> Ledger {
+        Ledger::open(host, KEY, replicas.iter().map(|id| ReplicaId(*id))).expect("a ledger")
+    }
+
+    #[test]
+    fn what_is_written_is_found_when_the_list_has_changed() {
+        let host = MemoryHost::default();
+        let mut ledger = open(&host, &[1, 2, 3]);
+        ledger.choose(1, Some(10));
+        ledger.choose(2, None);
+        assert!(ledger.store(&host, KEY).expect("a write"));
+        let ledger = open(&host, &[4, 3, 2]);
+        let lines: Vec<_> =
+            (0..3).filter_map(|place| ledger.line(place)).map(|line| (line.last_chosen, line.context_kib)).collect();
+        assert_eq!(lines, [(0, 0), (2, 0), (1, 10)]);
+    }
+
+    #[test]
+    fn of_two_threads_that_place_at_once_one_is_refused() {
+        let host = MemoryHost::default();
+        assert!(open(&host, &[1]).store(&host, KEY).expect("a write"));
+        let [mut one, mut two] = [open(&host, &[1]), open(&host, &[1])];
+        one.choose(0, None);
+        two.choose(0, None);
+        assert!(one.store(&host, KEY).expect("a write"));
+        assert!(!two.store(&host, KEY).expect("a write"));
+    }
+
+    proptest! {
+        #[test]
+        fn any_stored_bytes_are_a_ledger(bytes: Vec<u8>, replicas in prop::collection::vec(1_u64..9, 0..6)) {
+            let host = MemoryHost::default();
+            host.write(KEY, &bytes, Expected::Anything).expect("room");
+            let mut ledger = open(&host, &replicas);
+            for (place, replica) in replicas.into_iter().enumerate() {
+                ledger.choose(place, Some(1));
+                prop_assert_eq!(ledger.line(place).expect("a line").replica, ReplicaId(replica));
+            }
+        }
+    }
 }

@@ -7,6 +7,7 @@ use hashbrown::HashMap;
 
 use crate::host::{Host, HostError, MetricId};
 use crate::identity::Namer;
+use crate::ledger::{Ledger, ledger_key};
 use crate::metric::{Metric, NO_REPLICA, OTHER_REPLICA};
 use crate::outcome::Outcome;
 use crate::policy::Policy;
@@ -65,10 +66,10 @@ impl Replica {
 
     /// Requests to add to its load for its recent failures, so that a replica which fails fast does not attract work: twice as
     /// many with each failure in a row.
-    pub(crate) fn penalty(&self, host: &impl Host) -> u32 {
+    pub(crate) fn penalty(&self, now_ms: u64) -> u32 {
         match self.failures.get() {
             Failures { streak: 0, .. } => 0,
-            Failures { streak, until_ms } if host.now_ms() < until_ms => 1_u32.checked_shl(streak).unwrap_or(u32::MAX),
+            Failures { streak, until_ms } if now_ms < until_ms => 1_u32.checked_shl(streak).unwrap_or(u32::MAX),
             Failures { .. } => 0,
         }
     }
@@ -183,6 +184,7 @@ pub struct Pool {
     /// Names its conversations.
     pub namer: Namer,
     pub(crate) cluster: Rc<str>,
+    pub(crate) ledger_key: String,
     pub(crate) members: Vec<Member>,
     /// Requests that were sent to no replica and answered by none, and those served by an endpoint outside the snapshot.
     pub(crate) unserved: Requests,
@@ -202,6 +204,7 @@ impl Pool {
         let version = host.define(&Metric::SnapshotVersion { pool: &policy.cluster })?;
         let mut pool = Self {
             cluster: Rc::from(policy.cluster.as_str()),
+            ledger_key: ledger_key(&policy.cluster),
             namer: Namer::new(policy.naming.clone(), key, &policy.cluster),
             members: Vec::new(),
             unserved: Requests::new(NO_REPLICA),
@@ -269,16 +272,21 @@ impl Pool {
         ready.join(", ")
     }
 
+    /// The pool's ledger, a line for each member.
+    pub(crate) fn open_ledger(&self, host: &impl Host) -> Result<Ledger, HostError> {
+        Ledger::open(host, &self.ledger_key, self.members.iter().map(|member| member.replica.id))
+    }
+
     /// Milliseconds since the last snapshot came; `None` if none ever did.
-    pub(crate) fn snapshot_age_ms(&self, host: &impl Host) -> Option<u64> {
-        self.received_ms.map(|received| host.now_ms().saturating_sub(received))
+    pub(crate) fn snapshot_age_ms(&self, now_ms: u64) -> Option<u64> {
+        self.received_ms.map(|received| now_ms.saturating_sub(received))
     }
 
     /// A replica's load in requests: what others have there, as far as its figures are not older than `max_age_ms`, and what
     /// this Envoy has in flight there now.
-    pub(crate) fn load(&self, host: &impl Host, member: &Member, max_age_ms: u64) -> Result<u32, HostError> {
+    pub(crate) fn load(&self, host: &impl Host, member: &Member, now_ms: u64, max_age_ms: u64) -> Result<u32, HostError> {
         let own = u32::try_from(in_flight(host, member.replica.in_flight)?).unwrap_or(u32::MAX);
-        let age_ms = self.snapshot_age_ms(host).map_or(u64::MAX, |age| age.saturating_add(member.figures.age_ms));
+        let age_ms = self.snapshot_age_ms(now_ms).map_or(u64::MAX, |age| age.saturating_add(member.figures.age_ms));
         Ok(if age_ms <= max_age_ms { own.saturating_add(member.figures.others) } else { own })
     }
 }

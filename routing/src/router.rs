@@ -86,6 +86,8 @@ pub struct Router<H: Host> {
     errors: HashMap<ErrorKind, MetricId>,
     /// This thread's lane, taken with its first request.
     lane: Cell<Option<Lane>>,
+    /// The time of the decision under way: the host is asked once for each.
+    now_ms: u64,
 }
 
 impl<H: Host> Router<H> {
@@ -102,7 +104,7 @@ impl<H: Host> Router<H> {
             let cluster = policy.cluster.as_bytes().into();
             pools.insert(cluster, Pool::new(&host, policy, &settings.hash_key)?);
         }
-        Ok(Self { host, settings, table, pools, errors: HashMap::new(), lane: Cell::new(None) })
+        Ok(Self { host, settings, table, pools, errors: HashMap::new(), lane: Cell::new(None), now_ms: 0 })
     }
 
     /// The pool behind an Envoy cluster.
@@ -147,6 +149,7 @@ impl<H: Host> Router<H> {
     ///
     /// Whatever the host refuses on the way is counted, and the choice left to Envoy.
     pub fn decide(&mut self, cluster: &[u8], request: &Request<'_>) -> Option<Verdict<H>> {
+        self.now_ms = self.host.now_ms();
         let pool = self.pools.get_mut(cluster)?;
         let refreshed = pool.refresh(&self.host);
         let decided = refreshed.and_then(|()| self.try_decide(cluster, request));
@@ -221,7 +224,7 @@ impl<H: Host> Router<H> {
             return Ok(denied(pool));
         }
         let conversation = request.conversation.map(|conversation| conversation.digest);
-        let home = conversation.map_or(Ok(None), |conversation| self.home_of(conversation, now_s(&self.host)))?;
+        let home = conversation.map_or(Ok(None), |conversation| self.home_of(conversation, seconds(self.now_ms)))?;
         let Some(taken) = self.place_at_rank(pool, rank, home, request)? else {
             let (pool, ready) = (&pool.policy.cluster, pool.ready_names());
             return Ok(Verdict::Refuse(format!("no replica of rank {rank} of `{pool}` is ready: use one of {ready}")));
@@ -233,7 +236,7 @@ impl<H: Host> Router<H> {
     /// Routes one turn of a conversation and remembers where it went. `None` if no replica is ready.
     fn turn(&mut self, cluster: &[u8], conversation: &Conversation, request: &Request<'_>) -> Result<Option<Taken<H>>, HostError> {
         let Some(pool) = self.pools.get(cluster) else { return Ok(None) };
-        let (now_s, digest) = (now_s(&self.host), conversation.digest);
+        let (now_s, digest) = (seconds(self.now_ms), conversation.digest);
         let mut last = None;
         for _ in 0..TRIES {
             // A try that lost the race gives back what it had reserved.
@@ -277,7 +280,7 @@ impl<H: Host> Router<H> {
 
     /// Notes a new home for the collector, if there is one.
     fn journal(&mut self, cluster: &[u8], entry: &Entry) -> Result<(), HostError> {
-        let age_ms = self.pools.get(cluster).and_then(|pool| pool.snapshot_age_ms(&self.host));
+        let age_ms = self.pools.get(cluster).and_then(|pool| pool.snapshot_age_ms(self.now_ms));
         if age_ms.is_none_or(|age_ms| age_ms > COLLECTOR_GONE_MS) {
             return Ok(());
         }
@@ -322,8 +325,8 @@ fn remembered<H: Host>(
 }
 
 /// Seconds since 1970, as the table keeps them.
-pub(crate) fn now_s(host: &impl Host) -> u32 {
-    u32::try_from(host.now_ms() / 1000).unwrap_or(u32::MAX)
+pub(crate) fn seconds(ms: u64) -> u32 {
+    u32::try_from(ms / 1000).unwrap_or(u32::MAX)
 }
 
 #[cfg(test)]

@@ -4,10 +4,9 @@ use hashbrown::HashMap;
 
 use crate::codec::{Reader, Writer};
 use crate::host::{Expected, Host, HostError};
-use crate::ledger::Ledger;
 use crate::metric::Metric;
 use crate::replica::ReplicaId;
-use crate::router::{Router, now_s};
+use crate::router::{Router, seconds};
 
 /// How often the table is walked.
 const EVERY_MS: u64 = 1_000;
@@ -47,20 +46,19 @@ impl<H: Host> Router<H> {
         let host = self.host().clone();
         let mut ledgers = Vec::new();
         for pool in self.refreshed_pools()? {
-            ledgers.push(Ledger::open(&host, &pool.policy.cluster)?);
+            ledgers.push(pool.open_ledger(&host)?);
         }
         let held = self.held_by_replica(&host)?;
         let held = |replica: ReplicaId| held.get(&replica).copied().unwrap_or_default();
         for (pool, mut ledger) in self.pools().zip(ledgers) {
-            ledger.retain(|replica| pool.member(replica).is_some());
-            let members = pool.members().iter().map(|member| member.replica.id);
-            ledger.set_context(|replica| held(replica).context_kib, members);
-            // A ledger that changed during the walk has placements the walk may have missed: the next walk counts them.
-            ledger.store(&host)?;
-            for member in pool.members() {
-                host.set(member.replica.held, held(member.replica.id).conversations.into())?;
+            for (place, member) in pool.members().iter().enumerate() {
+                let held = held(member.replica.id);
+                ledger.set_context(place, held.context_kib);
+                host.set(member.replica.held, held.conversations.into())?;
             }
-            if let Some(age_ms) = pool.snapshot_age_ms(&host) {
+            // A ledger that changed during the walk has placements the walk may have missed: the next walk counts them.
+            ledger.store(&host, &pool.ledger_key)?;
+            if let Some(age_ms) = pool.snapshot_age_ms(host.now_ms()) {
                 let age = host.define(&Metric::SnapshotAge { pool: &pool.policy.cluster })?;
                 host.set(age, age_ms / 1000)?;
             }
@@ -69,7 +67,7 @@ impl<H: Host> Router<H> {
     }
 
     fn held_by_replica(&self, host: &H) -> Result<HashMap<ReplicaId, Held>, HostError> {
-        let now_s = now_s(host);
+        let now_s = seconds(host.now_ms());
         let mut held: HashMap<ReplicaId, Held> = HashMap::new();
         for index in 0..self.table().buckets() {
             self.table().active(host, index, now_s, |entry| {

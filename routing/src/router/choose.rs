@@ -5,7 +5,6 @@ use std::rc::Rc;
 use super::ticket::Taken;
 use super::{Request, Router, TRIES};
 use crate::host::{Host, HostError};
-use crate::ledger::Ledger;
 use crate::outcome::Outcome;
 use crate::pool::{Member, Pool, Replica};
 use crate::replica::ReplicaId;
@@ -15,7 +14,7 @@ use crate::sweep::context_kib;
 const ALTERNATES: usize = 2;
 
 /// Replicas looked at to find the alternates.
-const ALTERNATES_SAMPLED: usize = 8;
+const ALTERNATES_SAMPLED: usize = 4;
 
 /// Steps in which KV usage breaks ties: finer differences are noise of the moment.
 const KV_STEPS: f32 = 16.0;
@@ -72,25 +71,25 @@ impl<H: Host> Router<H> {
         for _ in 0..TRIES {
             // A try that lost the race gives back what it had reserved.
             drop(last.take());
-            let mut ledger = Ledger::open(&self.host, &pool.policy.cluster)?;
+            let mut ledger = pool.open_ledger(&self.host)?;
             let mut best = None;
-            for member in pool.members.iter().filter(|member| member.is_ready()) {
-                let line = ledger.line(member.replica.id);
+            for (place, member) in pool.members.iter().enumerate().filter(|(_, member)| member.is_ready()) {
+                let Some(line) = ledger.line(place) else { continue };
                 let mut load = self.load(pool, member)?;
                 if Some(member.replica.id) == preferred {
                     load = load.saturating_sub(pool.policy.margin(&member.figures));
                 }
                 let kv_usage = (member.figures.kv_usage * KV_STEPS) as u32;
                 let rank = (load, Some(member.replica.id) != preferred, line.context_kib, kv_usage, line.last_chosen);
-                if best.as_ref().is_none_or(|(least, _)| rank < *least) {
-                    best = Some((rank, member));
+                if best.as_ref().is_none_or(|(least, _, _)| rank < *least) {
+                    best = Some((rank, place, member));
                 }
             }
-            let Some((_, member)) = best else { return Ok(None) };
+            let Some((_, place, member)) = best else { return Ok(None) };
             // Reserved before the ledger is swapped: a thread that finds the ledger changed finds this in flight too.
             let taken = self.take(pool, member, outcome, request)?;
-            ledger.chosen(taken.home, (outcome != Outcome::Unkeyed).then(|| context_kib(request.bytes)));
-            if ledger.store(&self.host)? {
+            ledger.choose(place, (outcome != Outcome::Unkeyed).then(|| context_kib(request.bytes)));
+            if ledger.store(&self.host, &pool.ledger_key)? {
                 return Ok(Some(taken));
             }
             last = Some(taken);
@@ -129,8 +128,8 @@ impl<H: Host> Router<H> {
     }
 
     fn load(&self, pool: &Pool, member: &Member) -> Result<u32, HostError> {
-        let load = pool.load(&self.host, member, self.settings.snapshot_max_age_ms)?;
-        Ok(load.saturating_add(member.replica.penalty(&self.host)))
+        let load = pool.load(&self.host, member, self.now_ms, self.settings.snapshot_max_age_ms)?;
+        Ok(load.saturating_add(member.replica.penalty(self.now_ms)))
     }
 
     /// Where a retry may go: the least loaded of a few ready replicas at other addresses. A rank is sent once for every attempt,

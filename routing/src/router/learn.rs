@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use super::ticket::{Served, Ticket};
-use super::{Router, TRIES, now_s};
+use super::{Router, TRIES, seconds};
 use crate::host::{Host, HostError};
 use crate::metric::ErrorKind;
 use crate::outcome::Outcome;
@@ -55,7 +55,8 @@ impl<H: Host> Router<H> {
         }
         let binds = matches!(ticket.planned, Outcome::Sticky | Outcome::Placed | Outcome::Rehomed);
         let Some(digest) = ticket.conversation.filter(|_| binds || ticket.planned == Outcome::Spilled) else { return Ok(()) };
-        let now_s = now_s(&self.host);
+        self.now_ms = self.host.now_ms();
+        let now_s = seconds(self.now_ms);
         for _ in 0..TRIES {
             let bucket = self.table.open(&self.host, digest)?;
             let Some(mut entry) = self.table.entry(&bucket, now_s) else { return Ok(()) };

@@ -615,7 +615,7 @@ impl Site {
         let pools = self.router.refreshed_pools().expect("pools");
         let pool = pools.last().expect("the pool");
         let member = pool.member(name(number).id()).expect("a member");
-        pool.load(&self.host, member, max_age_ms).expect("a load")
+        pool.load(&self.host, member, self.host.now_ms(), max_age_ms).expect("a load")
     }
 }
 
@@ -794,8 +794,9 @@ fn a_replica_that_serves_again_is_forgiven() {
     let number = (1..=4).find(|number| name(*number) == home).expect("one of four");
     site.router.served(&mut ticket, &home.address.to_string(), true);
     site.router.ended(ticket);
-    let penalty =
-        |site: &Site| site.router.pool(POOL.as_bytes()).expect("the pool").members()[number - 1].replica.penalty(&site.host);
+    let penalty = |site: &Site| {
+        site.router.pool(POOL.as_bytes()).expect("the pool").members()[number - 1].replica.penalty(site.host.now_ms())
+    };
     assert!(penalty(&site) > 0);
     assert_eq!(site.turn(0), (Outcome::Sticky, home));
     assert_eq!(penalty(&site), 0);
@@ -807,9 +808,9 @@ fn a_replica_a_retry_left_counts_as_failed() {
     let (_, home) = site.turn(0);
     retried(&mut site, 0);
     let number = (1..=4).find(|number| name(*number) == home).expect("one of four");
-    assert!(site.router.pool(POOL.as_bytes()).expect("the pool").members()[number - 1].replica.penalty(&site.host) > 0);
+    assert!(site.router.pool(POOL.as_bytes()).expect("the pool").members()[number - 1].replica.penalty(site.host.now_ms()) > 0);
     site.host.advance(11_000);
-    assert_eq!(site.router.pool(POOL.as_bytes()).expect("the pool").members()[number - 1].replica.penalty(&site.host), 0);
+    assert_eq!(site.router.pool(POOL.as_bytes()).expect("the pool").members()[number - 1].replica.penalty(site.host.now_ms()), 0);
 }
 
 // === Subagents ===
