@@ -3,9 +3,10 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 use tokio::time::timeout;
@@ -13,12 +14,16 @@ use tokio::time::timeout;
 /// How long a process has to say that it is ready.
 const READY: Duration = Duration::from_secs(60);
 
-/// A running child. It is killed when this is dropped.
+/// How long a process group has to end in order.
+const GROUP_END: Duration = Duration::from_secs(15);
+
+/// A running child. It is killed when this is dropped; a process group is ended in order first.
 #[derive(Debug)]
 pub struct Process {
     name: String,
     child: Child,
     log: PathBuf,
+    leads_group: bool,
 }
 
 impl Process {
@@ -27,7 +32,21 @@ impl Process {
     /// # Errors
     /// If it cannot be started.
     pub fn start(name: &str, program: &Path, args: &[String], dir: &Path) -> Result<Self> {
-        Self::spawn(name, program, args, dir, Stdio::null())
+        Self::spawn(name, program, dir, Stdio::null(), |command| command.args(args))
+    }
+
+    /// Starts a program as the leader of a process group of its own, which it ends when its stdin ends; so the group outlives
+    /// neither this nor the whole process that started it. What it writes to stdout goes to the log too.
+    ///
+    /// # Errors
+    /// If it cannot be started.
+    pub fn start_group(name: &str, program: &Path, args: &[String], env: &[(&str, String)], dir: &Path) -> Result<Self> {
+        let stdout = open_log(name, dir)?.1.into();
+        let mut process = Self::spawn(name, program, dir, stdout, |command| {
+            command.args(args).envs(env.iter().map(|(key, value)| (key, value))).stdin(Stdio::piped()).process_group(0)
+        })?;
+        process.leads_group = true;
+        Ok(process)
     }
 
     /// Starts a program that writes one line of JSON to stdout once it is ready, and returns that line.
@@ -35,7 +54,7 @@ impl Process {
     /// # Errors
     /// If it cannot be started, ends, or says nothing within a minute.
     pub async fn start_ready(name: &str, program: &Path, args: &[String], dir: &Path) -> Result<(Self, serde_json::Value)> {
-        let mut process = Self::spawn(name, program, args, dir, Stdio::piped())?;
+        let mut process = Self::spawn(name, program, dir, Stdio::piped(), |command| command.args(args))?;
         let stdout = process.child.stdout.take().context("its output")?;
         let mut lines = BufReader::new(stdout).lines();
         let line = timeout(READY, lines.next_line()).await.ok().and_then(Result::ok).flatten();
@@ -44,19 +63,18 @@ impl Process {
         Ok((process, ready))
     }
 
-    fn spawn(name: &str, program: &Path, args: &[String], dir: &Path, stdout: Stdio) -> Result<Self> {
-        let log = dir.join(format!("{name}.log"));
-        let stderr = File::options().create(true).append(true).open(&log).with_context(|| format!("writing {}", log.display()))?;
-        let child = Command::new(program)
-            .args(args)
-            .current_dir(dir)
-            .stdin(Stdio::null())
-            .stdout(stdout)
-            .stderr(stderr)
-            .kill_on_drop(true)
-            .spawn()
-            .with_context(|| format!("starting {name} ({})", program.display()))?;
-        Ok(Self { name: name.to_owned(), child, log })
+    fn spawn(
+        name: &str,
+        program: &Path,
+        dir: &Path,
+        stdout: Stdio,
+        more: impl FnOnce(&mut Command) -> &mut Command,
+    ) -> Result<Self> {
+        let (log, stderr) = open_log(name, dir)?;
+        let mut command = Command::new(program);
+        command.current_dir(dir).stdin(Stdio::null()).stdout(stdout).stderr(stderr).kill_on_drop(true);
+        let child = more(&mut command).spawn().with_context(|| format!("starting {name} ({})", program.display()))?;
+        Ok(Self { name: name.to_owned(), child, log, leads_group: false })
     }
 
     /// Its process id; `None` once it has ended.
@@ -64,11 +82,12 @@ impl Process {
         self.child.id()
     }
 
-    /// Kills it at once and waits until it is gone.
+    /// Kills it, or the group it leads, at once and waits until it is gone.
     ///
     /// # Errors
     /// If it cannot be killed.
     pub async fn kill(&mut self) -> Result<()> {
+        self.kill_group();
         self.child.kill().await.with_context(|| format!("stopping {}", self.name))
     }
 
@@ -89,4 +108,39 @@ impl Process {
         let lines: Vec<_> = text.lines().collect();
         lines[lines.len().saturating_sub(20)..].join("\n")
     }
+
+    /// Tells a group to end, without waiting for it.
+    pub(crate) fn ask_to_end(&mut self) {
+        if self.leads_group {
+            drop(self.child.stdin.take());
+        }
+    }
+
+    /// Kills the group it leads, if it leads one and has not ended.
+    fn kill_group(&self) {
+        let leader = self.child.id().and_then(|id| Pid::from_raw(id.try_into().ok()?));
+        if let Some(group) = leader.filter(|_| self.leads_group) {
+            // It fails only if there is nothing left to kill.
+            let _ = kill_process_group(group, Signal::KILL);
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        if self.leads_group {
+            self.ask_to_end();
+            let started = Instant::now();
+            while started.elapsed() < GROUP_END && matches!(self.child.try_wait(), Ok(None)) {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            self.kill_group();
+        }
+    }
+}
+
+fn open_log(name: &str, dir: &Path) -> Result<(PathBuf, File)> {
+    let log = dir.join(format!("{name}.log"));
+    let file = File::options().create(true).append(true).open(&log).with_context(|| format!("writing {}", log.display()))?;
+    Ok((log, file))
 }
