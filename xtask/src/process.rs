@@ -5,10 +5,11 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::timeout;
 
 /// How long a process has to say that it is ready.
@@ -137,6 +138,28 @@ impl Drop for Process {
             self.kill_group();
         }
     }
+}
+
+/// Runs a command and whatever it starts, all of which a signal to this process ends.
+///
+/// # Errors
+/// If it cannot be started, does not succeed, or a signal ended it.
+pub async fn run_group(mut command: Command) -> Result<()> {
+    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    let mut child = command.process_group(0).stdin(Stdio::null()).spawn().with_context(|| format!("starting {command:?}"))?;
+    let group = child.id().and_then(|id| Pid::from_raw(id.try_into().ok()?)).context("its process id")?;
+    tokio::select! {
+        status = child.wait() => {
+            let status = status?;
+            ensure!(status.success(), "{:?} failed ({status})", command.as_std());
+            return Ok(());
+        }
+        _ = interrupt.recv() => {}
+        _ = terminate.recv() => {}
+    }
+    kill_process_group(group, Signal::TERM).context("stopping it")?;
+    child.wait().await?;
+    bail!("stopped by a signal")
 }
 
 fn open_log(name: &str, dir: &Path) -> Result<(PathBuf, File)> {

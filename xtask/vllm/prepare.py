@@ -47,9 +47,10 @@ def read_elf(library):
 
 
 def stand_in_for_cuda():
-    """Makes one library with every CUDA function that torch links to, under the name of each CUDA library.
+    """Makes one library with every CUDA function that torch links to, and an empty one with each CUDA library's name.
 
-    The loader wants them all there before it loads torch; none is called on a CPU. The real ones are gigabytes.
+    The loader wants them all there before it loads torch; none is called on a CPU. The real ones are gigabytes. The functions are
+    in a library of another name because the loader insists that one it knows by its name has the versions of its functions.
     """
     folder = PACKAGES / "torch/lib"
     stand_in = folder / "libno-gpu.so"
@@ -66,14 +67,16 @@ def stand_in_for_cuda():
         f'const char *{name}(void) {{ return "no GPU"; }}\n' if name.endswith("String") else f"long {name}(void) {{ return {NO_DEVICE}; }}\n"
         for name in functions
     )
-    with tempfile.NamedTemporaryFile("w", suffix=".c") as file:
-        file.write(source)
-        file.flush()
-        # Some names are the compiler's own built-in functions to it.
-        subprocess.run(["gcc", "-shared", "-fPIC", "-fno-builtin", "-w", "-o", stand_in, file.name], check=True)
+    link_library(stand_in, source, [])
     for name in needed:
         if CUDA_LIBRARY.match(name) and not (folder / name).exists():
-            (folder / name).symlink_to(stand_in.name)
+            link_library(folder / name, "", ["-Wl,--no-as-needed", "-Wl,-rpath,$ORIGIN", stand_in])
+
+
+def link_library(path, source, others):
+    """Compiles C into a shared library that pulls in `others`."""
+    command = ["gcc", "-shared", "-fPIC", "-w", f"-Wl,-soname,{path.name}", "-o", path, "-x", "c", "-", "-x", "none", *others]
+    subprocess.run(command, check=True, input=source, text=True)
 
 
 def answer_to_the_name_vllm():

@@ -34,7 +34,10 @@ impl Vllm {
         args.extend(["--max-num-seqs", "32", "--max-num-batched-tokens", "2048", "--max-model-len", "16384"].map(str::to_owned));
         // 131,072 tokens of this model: eight conversations of the longest kind.
         args.extend(["--block-size", "32", "--kv-cache-memory-bytes", "67108864"].map(str::to_owned));
-        args.push("--enable-prompt-tokens-details".to_owned());
+        // Polls would drown what else the log says.
+        args.extend(
+            ["--enable-prompt-tokens-details", "--disable-access-log-for-endpoints", "/health,/metrics"].map(str::to_owned),
+        );
         args.extend_from_slice(more);
         let env = [
             // Nothing is asked of, or told to, anyone else.
