@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process_group};
-use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, Command};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::timeout;
@@ -36,8 +36,8 @@ impl Process {
         Self::spawn(name, program, dir, Stdio::null(), |command| command.args(args))
     }
 
-    /// Starts a program as the leader of a process group of its own, which it ends when its stdin ends; so the group outlives
-    /// neither this nor the whole process that started it. What it writes to stdout goes to the log too.
+    /// Starts a program as the leader of a process group of its own. It ends the group when its stdin ends, so that the group
+    /// outlives neither this nor the whole process that started it, and kills it when its stdin brings a line. What it writes to stdout goes to the log too.
     ///
     /// # Errors
     /// If it cannot be started.
@@ -88,7 +88,12 @@ impl Process {
     /// # Errors
     /// If it cannot be killed.
     pub async fn kill(&mut self) -> Result<()> {
-        self.kill_group();
+        if let Some(mut stdin) = self.child.stdin.take().filter(|_| self.leads_group) {
+            // The leader can clean up behind what it kills; an error means that it has ended.
+            let _ = stdin.write_all(b"kill\n").await;
+            let _ = timeout(GROUP_END, self.child.wait()).await;
+            self.kill_group();
+        }
         self.child.kill().await.with_context(|| format!("stopping {}", self.name))
     }
 

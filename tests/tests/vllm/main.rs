@@ -25,7 +25,7 @@ async fn cache_hits(replica: SocketAddr, label: &str) -> Result<f64> {
     let text = reqwest::get(format!("http://{replica}/metrics")).await?.text().await?;
     let series = text.lines().filter(|line| line.starts_with("vllm:prompt_tokens_by_source_total{"));
     let hits = series.filter(|line| line.contains("source=\"local_cache_hit\"") && line.contains(label));
-    hits.map(|line| line.rsplit_once(' ').context("a value")?.1.parse().context("a number")).sum()
+    hits.map(|line| line.rsplit_once(' ').context("a value")?.1.parse::<f64>().context("a number")).sum()
 }
 
 /// The collector's view of the replicas.
