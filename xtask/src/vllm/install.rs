@@ -120,10 +120,14 @@ fn minor_version(python: &Path) -> Option<u32> {
 /// Runs pip and says every ten seconds how far it is.
 async fn install_packages(home: &Path, requirements: &Path) -> Result<()> {
     let total = fs::read_to_string(requirements)?.lines().filter(|line| line.contains("==")).count();
+    // pip, once interrupted, leaves gigabytes behind; here the next installation removes them.
+    let temporary = home.join("tmp");
+    fs::create_dir_all(&temporary)?;
     let mut pip = Command::new(home.join("bin/pip"))
         .args(["install", "--no-deps", "--require-hashes", "--only-binary", ":all:"])
         .args(["--no-input", "--progress-bar", "off", "--disable-pip-version-check", "--requirement"])
         .arg(requirements)
+        .env("TMPDIR", &temporary)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .kill_on_drop(true)
@@ -151,5 +155,5 @@ async fn install_packages(home: &Path, requirements: &Path) -> Result<()> {
     if !status.success() {
         bail!("pip failed ({status}); it says why above");
     }
-    Ok(())
+    fs::remove_dir_all(&temporary).context("removing pip's temporary files")
 }
