@@ -1,7 +1,7 @@
 //! Builds, runs and tests Homing.
 //!
-//! [`tools`] finds or installs what is needed, [`stack`] runs Envoy with the filter, the collector and replicas, and the other
-//! modules are the commands.
+//! [`tools`] finds or installs what is needed, [`stack`] runs Envoy with the filter, the collector and replicas, [`vllm`]
+//! installs and starts real engines, and the other modules are the commands.
 
 #![forbid(unsafe_code)]
 
@@ -12,3 +12,4 @@ pub mod stack;
 pub mod tests;
 pub mod tools;
 pub mod up;
+pub mod vllm;

@@ -26,6 +26,6 @@ fn main() -> Result<()> {
     match command {
         Command::Demo(options) => runtime.block_on(xtask::demo::demo(options)),
         Command::Up(options) => runtime.block_on(xtask::up::up(options)),
-        Command::Test(options) => xtask::tests::test(&options),
+        Command::Test(options) => runtime.block_on(xtask::tests::test(&options)),
     }
 }

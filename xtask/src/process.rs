@@ -3,22 +3,28 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
-use tokio::io::{AsyncBufReadExt, BufReader};
+use anyhow::{Context, Result, bail, ensure};
+use rustix::process::{Pid, Signal, kill_process_group};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, Command};
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::timeout;
 
 /// How long a process has to say that it is ready.
 const READY: Duration = Duration::from_secs(60);
 
-/// A running child. It is killed when this is dropped.
+/// How long a process group has to end in order.
+const GROUP_END: Duration = Duration::from_secs(15);
+
+/// A running child. It is killed when this is dropped; a process group is ended in order first.
 #[derive(Debug)]
 pub struct Process {
     name: String,
     child: Child,
     log: PathBuf,
+    leads_group: bool,
 }
 
 impl Process {
@@ -27,7 +33,21 @@ impl Process {
     /// # Errors
     /// If it cannot be started.
     pub fn start(name: &str, program: &Path, args: &[String], dir: &Path) -> Result<Self> {
-        Self::spawn(name, program, args, dir, Stdio::null())
+        Self::spawn(name, program, dir, Stdio::null(), |command| command.args(args))
+    }
+
+    /// Starts a program as the leader of a process group of its own. It ends the group when its stdin ends, so that the group
+    /// outlives neither this nor the whole process that started it, and kills it when its stdin brings a line. What it writes to stdout goes to the log too.
+    ///
+    /// # Errors
+    /// If it cannot be started.
+    pub fn start_group(name: &str, program: &Path, args: &[String], env: &[(&str, String)], dir: &Path) -> Result<Self> {
+        let stdout = open_log(name, dir)?.1.into();
+        let mut process = Self::spawn(name, program, dir, stdout, |command| {
+            command.args(args).envs(env.iter().map(|(key, value)| (key, value))).stdin(Stdio::piped()).process_group(0)
+        })?;
+        process.leads_group = true;
+        Ok(process)
     }
 
     /// Starts a program that writes one line of JSON to stdout once it is ready, and returns that line.
@@ -35,7 +55,7 @@ impl Process {
     /// # Errors
     /// If it cannot be started, ends, or says nothing within a minute.
     pub async fn start_ready(name: &str, program: &Path, args: &[String], dir: &Path) -> Result<(Self, serde_json::Value)> {
-        let mut process = Self::spawn(name, program, args, dir, Stdio::piped())?;
+        let mut process = Self::spawn(name, program, dir, Stdio::piped(), |command| command.args(args))?;
         let stdout = process.child.stdout.take().context("its output")?;
         let mut lines = BufReader::new(stdout).lines();
         let line = timeout(READY, lines.next_line()).await.ok().and_then(Result::ok).flatten();
@@ -44,19 +64,18 @@ impl Process {
         Ok((process, ready))
     }
 
-    fn spawn(name: &str, program: &Path, args: &[String], dir: &Path, stdout: Stdio) -> Result<Self> {
-        let log = dir.join(format!("{name}.log"));
-        let stderr = File::options().create(true).append(true).open(&log).with_context(|| format!("writing {}", log.display()))?;
-        let child = Command::new(program)
-            .args(args)
-            .current_dir(dir)
-            .stdin(Stdio::null())
-            .stdout(stdout)
-            .stderr(stderr)
-            .kill_on_drop(true)
-            .spawn()
-            .with_context(|| format!("starting {name} ({})", program.display()))?;
-        Ok(Self { name: name.to_owned(), child, log })
+    fn spawn(
+        name: &str,
+        program: &Path,
+        dir: &Path,
+        stdout: Stdio,
+        more: impl FnOnce(&mut Command) -> &mut Command,
+    ) -> Result<Self> {
+        let (log, stderr) = open_log(name, dir)?;
+        let mut command = Command::new(program);
+        command.current_dir(dir).stdin(Stdio::null()).stdout(stdout).stderr(stderr).kill_on_drop(true);
+        let child = more(&mut command).spawn().with_context(|| format!("starting {name} ({})", program.display()))?;
+        Ok(Self { name: name.to_owned(), child, log, leads_group: false })
     }
 
     /// Its process id; `None` once it has ended.
@@ -64,11 +83,17 @@ impl Process {
         self.child.id()
     }
 
-    /// Kills it at once and waits until it is gone.
+    /// Kills it, or the group it leads, at once and waits until it is gone.
     ///
     /// # Errors
     /// If it cannot be killed.
     pub async fn kill(&mut self) -> Result<()> {
+        if let Some(mut stdin) = self.child.stdin.take().filter(|_| self.leads_group) {
+            // The leader can clean up behind what it kills; an error means that it has ended.
+            let _ = stdin.write_all(b"kill\n").await;
+            let _ = timeout(GROUP_END, self.child.wait()).await;
+            self.kill_group();
+        }
         self.child.kill().await.with_context(|| format!("stopping {}", self.name))
     }
 
@@ -89,4 +114,61 @@ impl Process {
         let lines: Vec<_> = text.lines().collect();
         lines[lines.len().saturating_sub(20)..].join("\n")
     }
+
+    /// Tells a group to end, without waiting for it.
+    pub(crate) fn ask_to_end(&mut self) {
+        if self.leads_group {
+            drop(self.child.stdin.take());
+        }
+    }
+
+    /// Kills the group it leads, if it leads one and has not ended.
+    fn kill_group(&self) {
+        let leader = self.child.id().and_then(|id| Pid::from_raw(id.try_into().ok()?));
+        if let Some(group) = leader.filter(|_| self.leads_group) {
+            // It fails only if there is nothing left to kill.
+            let _ = kill_process_group(group, Signal::KILL);
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        if self.leads_group {
+            self.ask_to_end();
+            let started = Instant::now();
+            while started.elapsed() < GROUP_END && matches!(self.child.try_wait(), Ok(None)) {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            self.kill_group();
+        }
+    }
+}
+
+/// Runs a command and whatever it starts, all of which a signal to this process ends.
+///
+/// # Errors
+/// If it cannot be started, does not succeed, or a signal ended it.
+pub async fn run_group(mut command: Command) -> Result<()> {
+    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    let mut child = command.process_group(0).stdin(Stdio::null()).spawn().with_context(|| format!("starting {command:?}"))?;
+    let group = child.id().and_then(|id| Pid::from_raw(id.try_into().ok()?)).context("its process id")?;
+    tokio::select! {
+        status = child.wait() => {
+            let status = status?;
+            ensure!(status.success(), "{:?} failed ({status})", command.as_std());
+            return Ok(());
+        }
+        _ = interrupt.recv() => {}
+        _ = terminate.recv() => {}
+    }
+    kill_process_group(group, Signal::TERM).context("stopping it")?;
+    child.wait().await?;
+    bail!("stopped by a signal")
+}
+
+fn open_log(name: &str, dir: &Path) -> Result<(PathBuf, File)> {
+    let log = dir.join(format!("{name}.log"));
+    let file = File::options().create(true).append(true).open(&log).with_context(|| format!("writing {}", log.display()))?;
+    Ok((log, file))
 }

@@ -1,7 +1,7 @@
 //! Envoy with the filter, the collector and replicas, on free ports of this machine.
 
 use std::fs;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -13,6 +13,7 @@ use tokio::time::sleep;
 use crate::envoy::{Envoy, EnvoyConfig};
 use crate::process::Process;
 use crate::tools::{self, Tools};
+use crate::vllm::{self, Vllm};
 
 /// The pool that the shipped configuration and the stand-in replicas serve.
 pub const MODEL: &str = "qwen3-4b";
@@ -20,12 +21,23 @@ pub const MODEL: &str = "qwen3-4b";
 /// How long the first exchange between the collector and Envoy may take.
 const FIRST_SNAPSHOT: Duration = Duration::from_secs(10);
 
+/// What serves the pool.
+#[derive(Clone, Debug)]
+pub enum ReplicaKind {
+    /// Stand-ins, which compute nothing.
+    StandIn,
+    /// Real engines.
+    Vllm(Vllm),
+}
+
 /// What to run.
 #[derive(Clone, Debug)]
 pub struct StackOptions {
-    /// How many stand-in replicas.
+    /// What the replicas are.
+    pub kind: ReplicaKind,
+    /// How many replicas.
     pub replicas: usize,
-    /// More arguments for each stand-in replica.
+    /// More arguments for each replica.
     pub replica_args: Vec<String>,
     /// Envoy's worker threads.
     pub concurrency: usize,
@@ -46,6 +58,7 @@ pub struct StackOptions {
 impl Default for StackOptions {
     fn default() -> Self {
         Self {
+            kind: ReplicaKind::StandIn,
             replicas: 4,
             replica_args: Vec::new(),
             concurrency: 2,
@@ -59,6 +72,9 @@ impl Default for StackOptions {
     }
 }
 
+/// A replica's process and where it listens.
+pub type Replica = (Process, SocketAddr);
+
 /// A running stack. Everything ends when it is dropped.
 #[derive(Debug)]
 pub struct Stack {
@@ -67,7 +83,7 @@ pub struct Stack {
     /// The collector and where its console is.
     pub collector: Option<(Process, SocketAddr)>,
     /// The replicas and where they listen.
-    pub replicas: Vec<(Process, SocketAddr)>,
+    pub replicas: Vec<Replica>,
     /// Where clients go.
     pub proxy: SocketAddr,
     /// Where the collector goes.
@@ -85,10 +101,7 @@ impl Stack {
     /// If one of them does not start; the message has its last words.
     pub async fn start(tools: &Tools, options: StackOptions) -> Result<Self> {
         let dir = tempfile::Builder::new().prefix("homing-").tempdir()?;
-        let mut replicas = Vec::new();
-        for number in 1..=options.replicas {
-            replicas.push(start_replica(tools, &options, number, "127.0.0.1:0", dir.path()).await?);
-        }
+        let replicas = start_replicas(tools, &options, dir.path()).await?;
         let envoy = start_envoy(tools, &options, &replicas, dir.path()).await?;
         let (proxy, control) = (envoy.listener("proxy")?, envoy.listener("control")?);
         let mut stack = Self { envoy, collector: None, replicas, proxy, control, dir, tools: tools.clone(), options };
@@ -159,26 +172,52 @@ impl Stack {
     pub async fn restart_replica(&mut self, index: usize) -> Result<()> {
         let (process, address) = &mut self.replicas[index];
         process.kill().await?;
-        let listen = address.to_string();
-        self.replicas[index] = start_replica(&self.tools, &self.options, index + 1, &listen, self.dir.path()).await?;
+        let address = *address;
+        self.replicas[index] = match &self.options.kind {
+            ReplicaKind::StandIn => start_stand_in(&self.tools, &self.options, index + 1, address, self.dir.path()).await?,
+            ReplicaKind::Vllm(vllm) => {
+                let mut server = vllm.launch(index + 1, address, &self.options.replica_args, self.dir.path())?;
+                vllm::wait_until_healthy(std::slice::from_mut(&mut server)).await?;
+                server
+            }
+        };
         Ok(())
     }
 }
 
-async fn start_envoy(tools: &Tools, options: &StackOptions, replicas: &[(Process, SocketAddr)], dir: &Path) -> Result<Envoy> {
+impl Drop for Stack {
+    fn drop(&mut self) {
+        // All at once; one after the other they would take as many times as long.
+        self.replicas.iter_mut().for_each(|(process, _)| process.ask_to_end());
+    }
+}
+
+async fn start_envoy(tools: &Tools, options: &StackOptions, replicas: &[Replica], dir: &Path) -> Result<Envoy> {
     let endpoints: Vec<_> = replicas.iter().map(|(_, address)| *address).collect();
     let config = envoy_config(tools, options, &endpoints)?;
     Envoy::start(&tools.envoy, &config, options.concurrency, dir).await
 }
 
-async fn start_replica(
-    tools: &Tools,
-    options: &StackOptions,
-    number: usize,
-    listen: &str,
-    dir: &Path,
-) -> Result<(Process, SocketAddr)> {
-    let own = ["replica", "--ready-json", "--listen", listen, "--model", MODEL].map(str::to_owned);
+async fn start_replicas(tools: &Tools, options: &StackOptions, dir: &Path) -> Result<Vec<Replica>> {
+    let mut replicas = Vec::new();
+    match &options.kind {
+        ReplicaKind::StandIn => {
+            for number in 1..=options.replicas {
+                replicas.push(start_stand_in(tools, options, number, (Ipv4Addr::LOCALHOST, 0).into(), dir).await?);
+            }
+        }
+        ReplicaKind::Vllm(vllm) => {
+            for (number, address) in (1..).zip(vllm::free_addresses(options.replicas)?) {
+                replicas.push(vllm.launch(number, address, &options.replica_args, dir)?);
+            }
+            vllm::wait_until_healthy(&mut replicas).await?;
+        }
+    }
+    Ok(replicas)
+}
+
+async fn start_stand_in(tools: &Tools, options: &StackOptions, number: usize, listen: SocketAddr, dir: &Path) -> Result<Replica> {
+    let own = ["replica", "--ready-json", "--listen", &listen.to_string(), "--model", MODEL].map(str::to_owned);
     let args: Vec<_> = own.into_iter().chain(options.replica_args.iter().cloned()).collect();
     let (process, ready) = Process::start_ready(&format!("replica-{number}"), &tools.bench, &args, dir).await?;
     Ok((process, address(&ready)?))

@@ -6,7 +6,9 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use clap::Args;
 
+use crate::process::run_group;
 use crate::tools::{self, Tools, cargo, run, say};
+use crate::vllm::Vllm;
 
 /// Which checks to run.
 #[derive(Debug, Args)]
@@ -14,13 +16,19 @@ pub struct TestOptions {
     /// Only the end-to-end tests whose names contain this.
     #[arg(long, value_name = "NAME")]
     end_to_end: Option<String>,
+    /// Only the end-to-end tests on real vLLM servers. The first time, this installs vLLM; the tests take some minutes.
+    #[arg(long, conflicts_with = "end_to_end")]
+    vllm: bool,
 }
 
 /// Runs the checks.
 ///
 /// # Errors
 /// The first one that fails.
-pub fn test(options: &TestOptions) -> Result<()> {
+pub async fn test(options: &TestOptions) -> Result<()> {
+    if options.vllm {
+        return on_vllm().await;
+    }
     if options.end_to_end.is_none() {
         format_and_lints()?;
         say("unit and property tests");
@@ -33,6 +41,18 @@ pub fn test(options: &TestOptions) -> Result<()> {
     // The tests find what was built; two at a time leave each a core.
     command.args(["test", "--package", "homing-tests", "--"]).args(&options.end_to_end).args(["--test-threads", "2"]);
     run(command.env("HOMING_ENVOY", &tools.envoy))
+}
+
+/// The tests on real engines. They are ignored by default, since each starts servers that need half a minute and both cores.
+async fn on_vllm() -> Result<()> {
+    let tools = Tools::ensure()?;
+    Vllm::ensure().await?;
+    say("end-to-end tests on a real Envoy and real vLLM servers");
+    let mut command = cargo();
+    command.args(["test", "--package", "homing-tests", "--test", "vllm", "--", "--ignored", "--test-threads", "1"]);
+    // What they wait for is worth seeing.
+    command.arg("--nocapture").env("HOMING_ENVOY", &tools.envoy).current_dir(tools::root());
+    run_group(command.into()).await
 }
 
 fn format_and_lints() -> Result<()> {

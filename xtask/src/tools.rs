@@ -74,13 +74,19 @@ impl Tools {
 
 /// Held while something is installed or built, until it is dropped.
 fn lock() -> Result<File> {
-    fs::create_dir_all(tools_dir())?;
-    let lock = File::create(tools_dir().join("lock")).context("making the lock file")?;
+    let lock = lock_file()?;
     lock.lock().context("waiting for another build or installation")?;
     Ok(lock)
 }
 
-fn tools_dir() -> PathBuf {
+/// The file that whoever installs or builds something locks.
+pub(crate) fn lock_file() -> Result<File> {
+    fs::create_dir_all(tools_dir())?;
+    File::create(tools_dir().join("lock")).context("making the lock file")
+}
+
+/// Where tools are installed.
+pub(crate) fn tools_dir() -> PathBuf {
     target().join("tools")
 }
 
@@ -142,7 +148,7 @@ fn envoy() -> Result<PathBuf> {
 }
 
 /// The first file in `PATH` of this name.
-fn find_in_path(name: &str) -> Option<PathBuf> {
+pub(crate) fn find_in_path(name: &str) -> Option<PathBuf> {
     env::split_paths(&env::var_os("PATH")?).map(|dir| dir.join(name)).find(|path| path.is_file())
 }
 
@@ -167,12 +173,17 @@ fn find_file(dir: &Path, suffix: &str) -> Option<PathBuf> {
 fn pip_install(home: &Path, requirements: &Path) -> Result<()> {
     let Some(python) = find_in_path("python3") else { bail!("python3 is missing: install it") };
     if !home.join("bin/pip").is_file() {
-        run(Command::new(python).args(["-m", "venv"]).arg(home))
-            .context("python3 cannot make virtual environments: install its `venv` module (on Debian, python3-venv)")?;
+        make_venv(&python, home)?;
     }
     run(Command::new(home.join("bin/pip"))
         .args(["install", "--quiet", "--require-hashes", "--no-deps", "--requirement"])
         .arg(requirements))
+}
+
+/// Makes a virtual environment with pip in it.
+pub(crate) fn make_venv(python: &Path, home: &Path) -> Result<()> {
+    run(Command::new(python).args(["-m", "venv"]).arg(home))
+        .context("python3 cannot make virtual environments: install its `venv` module (on Debian, python3-venv)")
 }
 
 /// A Node.js for tests on wasm32: from `PATH`, or installed. Returns the folder of the binary.

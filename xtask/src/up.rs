@@ -7,8 +7,9 @@ use clap::Args;
 use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::stack::{MODEL, Stack, StackOptions};
+use crate::stack::{MODEL, ReplicaKind, Stack, StackOptions};
 use crate::tools::{Tools, say};
+use crate::vllm::Vllm;
 
 /// What to run.
 #[derive(Debug, Args)]
@@ -16,9 +17,15 @@ pub struct UpOptions {
     /// Print one line of JSON once everything runs: {"proxy","admin","control","console","replicas":[..]}.
     #[arg(long)]
     json: bool,
-    /// How many stand-in replicas.
-    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=64))]
-    replicas: u16,
+    /// How many replicas; 4 unless told, 2 with --vllm.
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=64))]
+    replicas: Option<u16>,
+    /// Real vLLM servers with a tiny random model on the CPU, instead of stand-ins. The first time, this installs vLLM.
+    #[arg(long, conflicts_with = "speed")]
+    vllm: bool,
+    /// Data-parallel ranks in each vLLM server; each rank is a replica.
+    #[arg(long, default_value_t = 1, requires = "vllm", value_parser = clap::value_parser!(u16).range(1..=8))]
+    data_parallel: u16,
     /// Envoy's worker threads.
     #[arg(long, default_value_t = 2)]
     concurrency: usize,
@@ -67,9 +74,16 @@ async fn start(options: &UpOptions) -> Result<Stack> {
         }
     };
     let tools = Tools::ensure()?;
+    let (kind, replicas, replica_args) = if options.vllm {
+        let ranks = ["--data-parallel-size".to_owned(), options.data_parallel.to_string()];
+        (ReplicaKind::Vllm(Vllm::ensure().await?), 2, ranks)
+    } else {
+        (ReplicaKind::StandIn, 4, ["--speed".to_owned(), options.speed.to_string()])
+    };
     let stack = StackOptions {
-        replicas: options.replicas.into(),
-        replica_args: vec!["--speed".into(), options.speed.to_string()],
+        kind,
+        replicas: options.replicas.map_or(replicas, usize::from),
+        replica_args: replica_args.into(),
         concurrency: options.concurrency,
         filter_config,
         ..StackOptions::default()
