@@ -108,6 +108,8 @@ fn quoted(text: &str) -> String {
 enum Mutation {
     Delete(prop::sample::Index, usize),
     Insert(prop::sample::Index, u8),
+    /// Puts a byte in the place of one that may be structure.
+    Swap(prop::sample::Index, u8),
     Cut(prop::sample::Index),
 }
 
@@ -119,6 +121,12 @@ impl Mutation {
                 body.drain(at..(at + count).min(body.len()));
             }
             Self::Insert(at, byte) => body.insert(at.index(body.len() + 1), *byte),
+            Self::Swap(at, byte) => {
+                let places: Vec<_> = (0..body.len()).filter(|at| b"{}[]\",:\\".contains(&body[*at])).collect();
+                if !places.is_empty() {
+                    body[*at.get(&places)] = *byte;
+                }
+            }
             Self::Cut(at) => body.truncate(at.index(body.len() + 1)),
         }
     }
@@ -128,7 +136,8 @@ fn mutation() -> impl Strategy<Value = Mutation> {
     let structure = prop::sample::select(b"{}[]\",:\\ 0-1.eEtn/u".to_vec());
     prop_oneof![
         4 => (any::<prop::sample::Index>(), 1_usize..4).prop_map(|(at, count)| Mutation::Delete(at, count)),
-        4 => (any::<prop::sample::Index>(), structure).prop_map(|(at, byte)| Mutation::Insert(at, byte)),
+        4 => (any::<prop::sample::Index>(), structure.clone()).prop_map(|(at, byte)| Mutation::Insert(at, byte)),
+        8 => (any::<prop::sample::Index>(), structure).prop_map(|(at, byte)| Mutation::Swap(at, byte)),
         1 => (any::<prop::sample::Index>(), any::<u8>()).prop_map(|(at, byte)| Mutation::Insert(at, byte)),
         1 => any::<prop::sample::Index>().prop_map(Mutation::Cut),
     ]
@@ -182,6 +191,20 @@ fn what_is_found_stands_as_it_is_written() {
         br#" { "a" : [1, {"session_id":"no"}], "s\u0065ssion_id" : "x\"}" , "metadata":{ "k": [ ] } ,"messages":1,"messages":2 } "#;
     let fields = object(body, &NAMES).expect("an object");
     assert_eq!(fields, [Field::Once(br#"{ "k": [ ] }"#), Field::Once(br#""x\"}""#), Field::Repeated]);
+}
+
+#[test]
+fn brackets_keys_colons_and_commas_stand_where_they_must() {
+    let brackets =
+        ["[}", "[1}", "{]", r#"{"a":1]"#, "[[1}]", r#"[{"a":1]]"#, r#"{"a":[1}}"#, r#"{"a":[}}"#, "[1,]", "[,]", "[1 1]"];
+    let keys =
+        [r#"{"a"}"#, "{1:2}", r#"{"a":1,2:3}"#, r#"{"a":1,[]:2}"#, r#"{"a":1,"b"}"#, r#"{"a":1,}"#, r#"{"a" 1}"#, r#"{"a"::1}"#];
+    for value in brackets.into_iter().chain(keys) {
+        for name in ["session_id", "other"] {
+            let body = format!(r#"{{"{name}":{value},"metadata":1}}"#);
+            assert_eq!(object(body.as_bytes(), &NAMES), None, "{body}");
+        }
+    }
 }
 
 #[test]
