@@ -16,6 +16,9 @@ enum Command {
     Demo(xtask::demo::DemoOptions),
     /// Run the whole stack until Ctrl-C.
     Up(xtask::up::UpOptions),
+    /// Measure something.
+    #[command(subcommand)]
+    Bench(xtask::bench::BenchCommand),
     /// Run every check: format, lints, unit and property tests, wasm32, end to end.
     Test(xtask::tests::TestOptions),
 }
@@ -26,6 +29,7 @@ fn main() -> Result<()> {
     match command {
         Command::Demo(options) => runtime.block_on(xtask::demo::demo(options)),
         Command::Up(options) => runtime.block_on(xtask::up::up(options)),
+        Command::Bench(command) => runtime.block_on(xtask::bench::bench(command)),
         Command::Test(options) => xtask::tests::test(&options),
     }
 }

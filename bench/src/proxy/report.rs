@@ -184,7 +184,8 @@ impl fmt::Display for Report {
                 let size = format!("{} KB", case.body_bytes >> 10);
                 let (size, id) = if index == 0 { (size.as_str(), case.id.as_str()) } else { ("", "") };
                 let figures = &subject.figures;
-                let ratio = |of: fn(&Ratios) -> &Spread, digits| subject.ratios.as_ref().map_or(String::new(), |r| text(of(r), digits));
+                let ratio =
+                    |of: fn(&Ratios) -> &Spread, digits| subject.ratios.as_ref().map_or(String::new(), |r| text(of(r), digits));
                 writeln!(
                     f,
                     "{size:<7} {id:<6} {:<9} {:>6.0} {:<18} {:>7.3} {:<18} {:>7.3} {:<18} {:>7.1} {:<18} {:<21} {:>4.2}",
