@@ -11,7 +11,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use homing_routing::replica::ReplicaName;
-use homing_routing::sync::{PoolReport, ReplicaReport, ReplicaState, SYNC_PATH, SYNC_VERSION, SyncAnswer, SyncRequest};
+use homing_routing::sync::{
+    OutcomeCounts, PoolReport, ReplicaReport, ReplicaState, SYNC_PATH, SYNC_VERSION, SyncAnswer, SyncRequest,
+};
 use serde_json::{Value, json};
 use tokio::process::Command;
 use tokio::signal::unix::{SignalKind, signal};
@@ -24,6 +26,9 @@ use crate::tools::{self, Tools, say};
 
 /// The cluster of the subjects without Homing: the same endpoints under the fallback policy alone.
 const PLAIN_CLUSTER: &str = "plain";
+
+/// Conversations the requests belong to. Each is known twice: by its id in a header, and by its id in a body.
+const CONVERSATIONS: u64 = 4096;
 
 /// As often as a collector pushes.
 const PUSH_INTERVAL: Duration = Duration::from_millis(250);
@@ -125,7 +130,8 @@ async fn run(options: &ProxyOptions) -> Result<()> {
         measured = measure(options, &tools, &subjects, &envoy) => measured?,
         failed = snapshots.keep_pushing() => failed?,
     }
-    ensure_at_home(&snapshots.push().await?)?;
+    let answers = snapshots.push().await?;
+    ensure_at_home(&answers)?;
     if options.keep {
         say(&format!("Envoy is process {}, its admin interface {}; Ctrl-C stops everything", pid(&envoy)?, envoy.admin));
         for subject in &subjects {
@@ -144,6 +150,7 @@ async fn measure(options: &ProxyOptions, tools: &Tools, subjects: &[Subject], en
     let mut command = Command::new(&tools.bench);
     command.args(["proxy", "--progress", "--pid", &pid(envoy)?.to_string()]);
     command.args(["--rounds", &options.rounds.to_string(), "--seconds", &options.seconds.to_string()]);
+    command.args(["--conversations", &CONVERSATIONS.to_string()]);
     command.args(["--body-kb", &options.body_kb.iter().map(usize::to_string).collect::<Vec<_>>().join(",")]);
     for subject in subjects {
         command.args(["--subject", &format!("{}={}", subject.name, envoy.listener(&subject.name)?)]);
@@ -156,17 +163,20 @@ async fn measure(options: &ProxyOptions, tools: &Tools, subjects: &[Subject], en
     Ok(())
 }
 
-/// Fails unless nearly every request through Homing was a turn of a known conversation, served at its home: anything else would
-/// be another measurement than this one.
+/// Fails unless each filter placed each conversation once, and every other request was a turn served at its home: anything else
+/// would be another measurement than this one.
 fn ensure_at_home(answers: &[SyncAnswer]) -> Result<()> {
-    // Counters are Envoy's own, so every filter sees those of all.
-    let replicas = answers.first().iter().flat_map(|answer| &answer.pools).flat_map(|pool| &pool.replicas).collect::<Vec<_>>();
-    let sum =
-        |of: fn(&homing_routing::sync::OutcomeCounts) -> u64| replicas.iter().map(|replica| of(&replica.requests)).sum::<u64>();
+    // Counters are Envoy's own, so each filter answers with those of all.
+    let replicas: Vec<_> = answers.first().iter().flat_map(|answer| &answer.pools).flat_map(|pool| &pool.replicas).collect();
+    let sum = |of: fn(&OutcomeCounts) -> u64| replicas.iter().map(|replica| of(&replica.requests)).sum::<u64>();
     let (sticky, placed) = (sum(|counts| counts.sticky), sum(|counts| counts.placed));
     let others = sum(|counts| counts.spilled + counts.pinned + counts.unkeyed + counts.rehomed + counts.passed);
-    say(&format!("Homing served {sticky} turns at home, placed {placed} conversations, and served {others} otherwise"));
-    ensure!(sticky > placed && others == 0, "this is no measurement of turns at home: see the line above");
+    say(&format!("Homing placed {placed} conversations, served {sticky} turns at home, and {others} requests otherwise"));
+    let expected = 2 * CONVERSATIONS * u64::try_from(answers.len())?;
+    ensure!(
+        sticky > 0 && others == 0 && placed <= expected,
+        "this is no measurement of turns at home: {expected} conversations were to be placed, and everything else to be served at home"
+    );
     Ok(())
 }
 
