@@ -101,6 +101,8 @@ pub struct SubjectReport {
     pub name: String,
     /// Its figures: the median of each over all rounds.
     pub figures: Figures,
+    /// The least CPU time for a request in any round. What else the machine does only adds to it, so that it varies least.
+    pub lowest_cpu_us: f64,
     /// Beside the first subject; the first one has none.
     pub ratios: Option<Ratios>,
 }
@@ -143,6 +145,7 @@ impl Report {
             let report = |(index, (subject, rounds)): (usize, (&super::Subject, &Vec<Figures>))| SubjectReport {
                 name: subject.name.clone(),
                 figures: Figures::medians(rounds),
+                lowest_cpu_us: Spread::of(rounds.iter().map(|round| round.cpu_us)).min,
                 ratios: (index > 0).then(|| Ratios::new(rounds, &by_subject[0])),
             };
             named.map(report).collect()
