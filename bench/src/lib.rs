@@ -4,11 +4,13 @@
 //! - [`replica`]: the stand-in replica: the engine in real time behind vLLM's HTTP endpoints and metrics.
 //! - [`load`]: a load generator that drives an OpenAI-compatible endpoint with agent sessions and reports what they saw.
 //! - [`simulate`]: the engine in virtual time: agent sessions under one policy or another, minutes in a second.
+//! - [`proxy`]: what a filter costs in a proxy, beside the same proxy without it.
 //! - [`text`]: how text becomes tokens here, and the generated text that both sides use.
 #![forbid(unsafe_code)]
 
 pub mod engine;
 pub mod load;
+pub mod proxy;
 pub mod replica;
 pub mod simulate;
 pub mod text;

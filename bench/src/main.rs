@@ -1,10 +1,11 @@
-//! `homing-bench`: the stand-in replica and the load generator.
+//! `homing-bench`: the stand-in replica, the load generator, and what a filter costs in a proxy.
 #![forbid(unsafe_code)]
 
 use anyhow::{Context, Result};
 use clap::{Args, Parser, Subcommand};
 use homing_bench::engine::EngineConfig;
 use homing_bench::load::{self, LoadConfig, SessionShape};
+use homing_bench::proxy::{self, Case, IdPlace, ProxyConfig, Subject, upstream};
 use homing_bench::replica::{Replica, ReplicaConfig};
 use homing_bench::simulate::{self, HomingOptions, PolicyName, Simulation, SimulationReport, Workload, WorkloadName};
 use homing_routing::policy::Limit;
@@ -26,6 +27,8 @@ enum Command {
     Replica(ReplicaArgs),
     Load(LoadArgs),
     Simulate(SimulateArgs),
+    Proxy(ProxyArgs),
+    Upstreams(UpstreamsArgs),
 }
 
 /// A stand-in for a vLLM replica: a model of the engine behind vLLM's HTTP endpoints and metrics.
@@ -187,6 +190,49 @@ fn simulate(args: &SimulateArgs) -> Result<()> {
         }
     }
     Ok(())
+/// Sends the same requests through several listeners of one proxy, side by side, and reports what each costs beside the first.
+///
+/// A request is a chat request that names one of many conversations, in a header or at the end of its body alone.
+#[derive(Args)]
+struct ProxyArgs {
+    /// A listener of the proxy and its name; the first one is what the others are compared with.
+    #[arg(long = "subject", value_name = "NAME=IP:PORT", required = true)]
+    subjects: Vec<Subject>,
+    /// Process id of the proxy, whose CPU time is measured.
+    #[arg(long)]
+    pid: u32,
+    /// Sizes of the requests' bodies in KB.
+    #[arg(long, value_delimiter = ',', default_value = "1,64,256")]
+    body_kb: Vec<usize>,
+    /// How often each kind of request goes to each subject.
+    #[arg(long, default_value_t = 7)]
+    rounds: usize,
+    /// How long each time.
+    #[arg(long, default_value_t = 1.5)]
+    seconds: f64,
+    /// Connections at once.
+    #[arg(long, default_value_t = 8)]
+    connections: u32,
+    /// Conversations the requests belong to.
+    #[arg(long, default_value_t = 4096)]
+    conversations: u32,
+    /// Print the report as one line of JSON.
+    #[arg(long)]
+    json: bool,
+    /// Show progress on stderr even if that is no terminal.
+    #[arg(long)]
+    progress: bool,
+}
+
+/// Servers for a proxy that is measured: they answer every request at once with the same small answer.
+#[derive(Args)]
+struct UpstreamsArgs {
+    /// How many, each on a free port of the loopback interface.
+    #[arg(long, default_value_t = 4)]
+    count: usize,
+    /// Once listening, print one line of JSON, {"addresses":["127.0.0.1:PORT",..]}, instead of one for people.
+    #[arg(long)]
+    ready_json: bool,
 }
 
 #[tokio::main]
@@ -195,6 +241,8 @@ async fn main() -> Result<()> {
         Command::Replica(args) => replica(args).await,
         Command::Load(args) => load(args).await,
         Command::Simulate(args) => simulate(&args),
+        Command::Proxy(args) => measure_proxy(args),
+        Command::Upstreams(args) => upstreams(&args).await,
     }
 }
 
@@ -248,6 +296,32 @@ async fn load(args: LoadArgs) -> Result<()> {
         eprint!("\r\x1b[K");
     }
     if args.json { say(&serde_json::to_string(&report)?) } else { say(&report.to_string()) }
+}
+
+fn measure_proxy(args: ProxyArgs) -> Result<()> {
+    let both = |kb: &usize| [IdPlace::Header, IdPlace::Body].map(|id| Case { body_bytes: kb << 10, id });
+    let config = ProxyConfig {
+        subjects: args.subjects,
+        pid: args.pid,
+        cases: args.body_kb.iter().flat_map(both).collect(),
+        rounds: args.rounds,
+        time: Duration::try_from_secs_f64(args.seconds).context("--seconds")?,
+        connections: args.connections,
+        conversations: args.conversations,
+        progress: args.progress || io::stderr().is_terminal(),
+    };
+    let report = proxy::run(&config)?;
+    if args.json { say(&serde_json::to_string(&report)?) } else { say(report.to_string().trim_end()) }
+}
+
+async fn upstreams(args: &UpstreamsArgs) -> Result<()> {
+    let addresses: Vec<_> = upstream::start(args.count, upstream::Answer::default())?.iter().map(SocketAddr::to_string).collect();
+    if args.ready_json {
+        say(&serde_json::json!({ "addresses": addresses }).to_string())?;
+    } else {
+        say(&format!("listening on {}; Ctrl-C ends it", addresses.join(" ")))?;
+    }
+    std::future::pending().await
 }
 
 /// A line on stdout, out at once: whoever started this may be waiting for it.

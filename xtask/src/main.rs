@@ -16,6 +16,9 @@ enum Command {
     Demo(xtask::demo::DemoOptions),
     /// Run the whole stack until Ctrl-C.
     Up(xtask::up::UpOptions),
+    /// Measure something.
+    #[command(subcommand)]
+    Bench(xtask::bench::BenchCommand),
     /// Run every check: format, lints, unit and property tests, wasm32, end to end.
     Test(xtask::tests::TestOptions),
 }
@@ -27,5 +30,6 @@ fn main() -> Result<()> {
         Command::Demo(options) => runtime.block_on(xtask::demo::demo(options)),
         Command::Up(options) => runtime.block_on(xtask::up::up(options)),
         Command::Test(options) => runtime.block_on(xtask::tests::test(&options)),
+        Command::Bench(command) => runtime.block_on(xtask::bench::bench(command)),
     }
 }

@@ -95,10 +95,24 @@ pub(crate) fn tools_dir() -> PathBuf {
 /// # Errors
 /// If the target cannot be added or the build fails.
 pub fn build_filter() -> Result<PathBuf> {
-    add_target(FILTER_TARGET)?;
     say("building the filter");
-    run(cargo().args(["build", "--quiet", "--package", "homing-filter", "--target", FILTER_TARGET, "--profile", "wasm"]))?;
-    Ok(target().join(FILTER_TARGET).join("wasm/homing_filter.wasm"))
+    build_wasm("homing-filter")
+}
+
+/// Builds the filter that does nothing, for measurements.
+///
+/// # Errors
+/// If the target cannot be added or the build fails.
+pub fn build_empty_filter() -> Result<PathBuf> {
+    let _lock = lock()?;
+    say("building the empty filter");
+    build_wasm("homing-empty-filter")
+}
+
+fn build_wasm(package: &str) -> Result<PathBuf> {
+    add_target(FILTER_TARGET)?;
+    run(cargo().args(["build", "--quiet", "--package", package, "--target", FILTER_TARGET, "--profile", "wasm"]))?;
+    Ok(target().join(FILTER_TARGET).join("wasm").join(package.replace('-', "_")).with_extension("wasm"))
 }
 
 /// Builds the filter with a way to make it trap, for tests: a request with the header `x-homing-test-trap`.
