@@ -7,7 +7,7 @@ use homing_bench::engine::EngineConfig;
 use homing_bench::load::{self, LoadConfig, SessionShape};
 use homing_bench::proxy::{self, Case, IdPlace, ProxyConfig, Subject, upstream};
 use homing_bench::replica::{Replica, ReplicaConfig};
-use homing_bench::simulate::{self, HomingOptions, PolicyName, Simulation, SimulationReport, Workload, WorkloadName};
+use homing_bench::simulate::{self, HomingOptions, PolicyName, Simulation, SimulationReport, SpillLine, Workload, WorkloadName};
 use homing_routing::policy::Limit;
 use std::io::{self, IsTerminal, Write};
 use std::net::SocketAddr;
@@ -27,6 +27,7 @@ enum Command {
     Replica(ReplicaArgs),
     Load(LoadArgs),
     Simulate(SimulateArgs),
+    Spill(SpillArgs),
     Proxy(ProxyArgs),
     Upstreams(UpstreamsArgs),
 }
@@ -190,6 +191,28 @@ fn simulate(args: &SimulateArgs) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Which spill settings pay: the same simulated loads under one setting after another, averaged. About two minutes.
+#[derive(Args)]
+struct SpillArgs {
+    /// Print each line as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+fn spill(args: &SpillArgs) -> Result<()> {
+    if !args.json {
+        say(SpillLine::HEADER)?;
+    }
+    let mut said = Ok(());
+    simulate::compare(|line| {
+        let text = if args.json { serde_json::to_string(&line).unwrap_or_default() } else { line.to_string() };
+        said = std::mem::replace(&mut said, Ok(())).and_then(|()| say(&text));
+    });
+    said
+}
+
 /// Sends the same requests through several listeners of one proxy, side by side, and reports what each costs beside the first.
 ///
 /// A request is a chat request that names one of many conversations, in a header or at the end of its body alone.
@@ -241,6 +264,7 @@ async fn main() -> Result<()> {
         Command::Replica(args) => replica(args).await,
         Command::Load(args) => load(args).await,
         Command::Simulate(args) => simulate(&args),
+        Command::Spill(args) => spill(&args),
         Command::Proxy(args) => measure_proxy(args),
         Command::Upstreams(args) => upstreams(&args).await,
     }

@@ -472,4 +472,13 @@ mod tests {
             assert!(message.contains(expected), "{json} gave: {message}");
         }
     }
+
+    proptest::proptest! {
+        #[test]
+        fn any_bytes_are_a_configuration_or_refused(bytes: Vec<u8>, text in r#"[{}\[\]":,\\ 0-9.a-z_]{0,60}"#) {
+            let _ = read(&bytes);
+            let _ = read(text.as_bytes());
+            let _ = read(format!(r#"{{"role":"route","pools":[{{"cluster":"a",{text}"#).as_bytes());
+        }
+    }
 }

@@ -59,11 +59,12 @@ impl Policy {
         Terms::of(self).threshold(figures)
     }
 
-    /// How much lower another replica's load must be: automatic is a quarter of the threshold, at least 1.
+    /// How much lower another replica's load must be: automatic is the threshold itself. Less moves turns whose wait elsewhere
+    /// would not have been shorter by what reading the conversation again costs.
     pub fn margin(&self, figures: &Figures) -> u32 {
         match self.spill_margin {
             Limit::Fixed(margin) => margin,
-            Limit::Auto => (self.threshold(figures) / 4).max(1),
+            Limit::Auto => self.threshold(figures).max(1),
         }
     }
 }

@@ -260,6 +260,10 @@ impl<H: Host> Router<H> {
                 }
             };
             let Some(taken) = taken else { return Ok(None) };
+            let stays = taken.outcome == Outcome::Sticky;
+            if stays && known.is_some_and(|entry| entry.is_fresh(request.bytes, now_s)) {
+                return Ok(Some(taken));
+            }
             let (entry, binds) = remembered(known, digest, &taken, request.bytes, now_s, self.settings.turns_away);
             if self.table.store(&self.host, bucket, &entry)? {
                 if binds {

@@ -45,7 +45,17 @@ pub struct Entry {
     pub turns_away: u8,
 }
 
+/// Seconds an entry may be behind: rewriting a bucket costs more than the rest of a turn at home, and nothing needs to know the
+/// last turn's time to the second.
+const BEHIND_S: u32 = 5;
+
 impl Entry {
+    /// Whether another turn at home, with a request of this size, would change nothing worth writing.
+    pub(crate) fn is_fresh(&self, bytes: u32, now_s: u32) -> bool {
+        let grown = bytes.abs_diff(self.home_bytes) > self.home_bytes / 8;
+        now_s.saturating_sub(self.last_turn) < BEHIND_S && self.turns_away == 0 && !grown
+    }
+
     /// `None` if the place is free: an entry always has a home.
     fn read(place: &[u8; ENTRY_BYTES]) -> Option<Self> {
         let reader = &mut Reader::new(place);
@@ -281,7 +291,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn bytes_of_another_length_or_layout_read_as_empty(bytes: Vec<u8>) {
+        fn any_bytes_of_another_length_read_as_an_empty_bucket(bytes: Vec<u8>) {
             let (host, table) = (MemoryHost::default(), Table::new(1, 600));
             host.write(&key(0), &bytes, Expected::Anything).expect("a write");
             prop_assert_eq!(recall(&host, table, 1, 0), None);
@@ -290,7 +300,7 @@ mod tests {
         }
 
         #[test]
-        fn a_bucket_of_garbage_of_the_right_size_is_usable(bytes in proptest::collection::vec(any::<u8>(), BUCKET_BYTES - 1)) {
+        fn any_bytes_of_the_right_length_are_a_usable_bucket(bytes in proptest::collection::vec(any::<u8>(), BUCKET_BYTES - 1)) {
             let (host, table) = (MemoryHost::default(), Table::new(1, 600));
             let garbage: Vec<u8> = core::iter::once(LAYOUT).chain(bytes).collect();
             host.write(&key(0), &garbage, Expected::Anything).expect("a write");

@@ -5,11 +5,13 @@
 
 mod policy;
 mod report;
+mod spill;
 mod workload;
 mod world;
 
 pub use policy::{Choice, HomingOptions, Policy, PolicyName, View};
 pub use report::SimulationReport;
+pub use spill::{SpillLine, compare};
 pub use workload::{Workload, WorkloadName};
 pub use world::{Simulation, run};
 

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::control::Control;
-use crate::host::MemoryHost;
+use crate::host::{Expected, MemoryHost};
 use crate::identity::{Digest, Source};
 use crate::policy::Limit;
 use crate::replica::ReplicaName;
@@ -697,6 +697,26 @@ proptest! {
         let counted: u64 = Outcome::ALL.iter().map(|outcome| site.count(*outcome)).sum();
         prop_assert_eq!(counted, ended);
         prop_assert_eq!(site.errors(ErrorKind::Host), 0);
+    }
+
+    #[test]
+    fn any_bytes_in_shared_data_leave_a_router_that_works(bytes: Vec<u8>, layout in 0_u8..4) {
+        let mut site = Site::new(|_| {});
+        let garbage: Vec<u8> = core::iter::once(layout).chain(bytes).collect();
+        let pool = ["snapshot", "ledger", "policy"].map(|part| format!("homing/pool/{POOL}/{part}"));
+        let others = ["homing/lanes", "homing/sweep", "homing/sync", "homing/bindings"].map(str::to_owned);
+        for key in pool.into_iter().chain(others) {
+            site.host.write(&key, &garbage, Expected::Anything).expect("room");
+        }
+        site.turn(0);
+        site.host.advance(30_000);
+        site.router.heal().expect("a tick");
+        site.router.sweep(false).expect("a sweep");
+        let mut other = site.thread();
+        drop(ticket(&mut other, 0));
+        site.sync();
+        site.turn(1);
+        prop_assert_eq!(site.in_flight(), 0);
     }
 
     #[test]
