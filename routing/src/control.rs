@@ -128,7 +128,9 @@ impl<H: Host> Control<H> {
         for _ in 0..TRIES {
             let stored = self.host.read(POSITION_KEY)?;
             if let Some((newest, at_ms)) = stored.as_ref().and_then(|stored| read_position(&stored.bytes)) {
-                let gone = generation < newest.0 && now_ms.saturating_sub(at_ms) > FORGET_GENERATION_MS;
+                // A time to come was written by a clock that has been set back since.
+                let long_ago = now_ms.checked_sub(at_ms).is_none_or(|ago| ago > FORGET_GENERATION_MS);
+                let gone = generation < newest.0 && long_ago;
                 if (generation, sequence) < newest && !gone {
                     return Err(SyncError::Older { newest });
                 }
