@@ -5,14 +5,15 @@ pub mod proxy;
 use anyhow::Result;
 use clap::Subcommand;
 
-use crate::tools::{cargo, run};
+use crate::tools::{self, cargo, run, say};
 
 /// What to measure.
 #[derive(Debug, Subcommand)]
 pub enum BenchCommand {
     /// What the filter costs beside a plain Envoy: requests per second, latency, CPU time. About four minutes.
     Proxy(proxy::ProxyOptions),
-    /// What the decision itself costs: naming a conversation, a turn at home, a placement. About two minutes.
+    /// What the decision itself costs: naming a conversation, a turn at home, a placement; natively, then as wasm in V8. About
+    /// five minutes.
     Routing,
     /// Which spill settings pay, on modelled engines in virtual time. About three minutes.
     Spill,
@@ -25,7 +26,18 @@ pub enum BenchCommand {
 pub async fn bench(command: BenchCommand) -> Result<()> {
     match command {
         BenchCommand::Proxy(options) => proxy::proxy(options).await,
-        BenchCommand::Routing => run(cargo().args(["bench", "--package", "homing-routing"])),
+        BenchCommand::Routing => routing(),
         BenchCommand::Spill => run(cargo().args(["run", "--quiet", "--release", "--package", "homing-bench", "--", "spill"])),
     }
+}
+
+fn routing() -> Result<()> {
+    say("natively");
+    run(cargo().args(["bench", "--package", "homing-routing"]))?;
+    let node = tools::node()?.join("node");
+    tools::build_filter()?;
+    say("as wasm, in Node's V8");
+    let runner = format!("{} --no-warnings {}", node.display(), tools::root().join("xtask/node/wasi.mjs").display());
+    let bench = ["bench", "--package", "homing-routing", "--target", "wasm32-wasip1"];
+    run(cargo().args(bench).env("CARGO_TARGET_WASM32_WASIP1_RUNNER", runner))
 }
