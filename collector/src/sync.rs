@@ -79,7 +79,9 @@ impl SyncFailure {
         let advice = match status.as_u16() {
             401 | 403 => "set envoys[].token or token_file to the control listener's token",
             404 | 405 => "give envoys[].url the listener whose filter has `role: control`",
-            409 => "let one collector push to an Envoy",
+            400 if body.windows(14).any(|part| part == b"older than the") => {
+                "let one collector push to an Envoy; after a restart with its clock set back it is heard again in ten seconds"
+            }
             413 => "raise the control listener's body limit, or spread the pools over several collectors",
             500.. => "look into this Envoy's log",
             _ => "run the collector and the filter at the same version",

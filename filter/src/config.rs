@@ -323,8 +323,12 @@ fn route(file: File) -> Result<RouteConfig, ConfigError> {
     if file.pools.is_empty() {
         return Err(ConfigError("pools: name at least one, with the Envoy cluster it serves".into()));
     }
-    if !(1..=10_000_000).contains(&file.max_conversations.0) {
-        return Err(ConfigError("max_conversations: must be from 1 to 10000000".into()));
+    if !(1..=2_000_000).contains(&file.max_conversations.0) {
+        return Err(ConfigError("max_conversations: must be from 1 to 2000000".into()));
+    }
+    // A VM has at most 1 GiB, and traps when it asks for more.
+    if file.max_body_bytes.0 > 128 << 20 {
+        return Err(ConfigError("max_body_bytes: must be at most 134217728 (128 MiB)".into()));
     }
     let idle_s = u32::try_from(file.idle_timeout.0.as_secs()).unwrap_or(u32::MAX);
     if idle_s == 0 {

@@ -4,8 +4,7 @@ use core::cell::RefCell;
 use std::rc::Rc;
 
 use homing_routing::control::{Control, SyncError};
-use homing_routing::host::Host;
-use homing_routing::metric::{ErrorKind, Metric};
+use homing_routing::metric::ErrorKind;
 use homing_routing::sync::{MAX_SYNC_BYTES, SYNC_PATH};
 use proxy_wasm::traits::{Context, HttpContext};
 use proxy_wasm::types::Action;
@@ -38,16 +37,22 @@ impl ControlStream {
         Self { plane, answered: false, buffered: 0 }
     }
 
+    fn count(&self, kind: ErrorKind) {
+        if let Ok(mut control) = self.plane.control.try_borrow_mut() {
+            control.count_error(kind);
+        }
+    }
+
     fn answer(&mut self, status: u32, body: &[u8]) -> Action {
         self.answered = true;
         if Envoy.respond(status, "homing_control", body).is_err() {
-            count(ErrorKind::Host);
+            self.count(ErrorKind::Host);
         }
         Action::Pause
     }
 
     fn refuse(&mut self, status: u32, kind: ErrorKind, why: &str) -> Action {
-        count(kind);
+        self.count(kind);
         let body = serde_json::to_vec(&ErrorBody { error: why }).unwrap_or_default();
         self.answer(status, &body)
     }
@@ -74,6 +79,7 @@ impl ControlStream {
             return self.refuse(503, ErrorKind::Host, "another exchange is under way: try again");
         };
         let answer = control.exchange(&body).map(|answer| serde_json::to_vec(&answer).unwrap_or_default());
+        drop(control);
         match answer {
             Ok(answer) => self.answer(200, &answer),
             Err(SyncError::Host(error)) => self.refuse(500, ErrorKind::Host, &error.to_string()),
@@ -116,9 +122,4 @@ impl HttpContext for ControlStream {
     fn on_http_request_trailers(&mut self, _count: usize) -> Action {
         if self.answered { Action::Pause } else { self.exchange() }
     }
-}
-
-fn count(kind: ErrorKind) {
-    // Nothing is left to tell of a refused error count.
-    let _ = Envoy.define(&Metric::Errors { kind }).and_then(|counter| Envoy.add(counter, 1));
 }

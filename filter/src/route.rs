@@ -5,6 +5,7 @@ use std::rc::Rc;
 
 use homing_routing::identity::{Conversation, needs_body};
 use homing_routing::metric::ErrorKind;
+use homing_routing::outcome::Outcome;
 use homing_routing::router::{Request, Router, Ticket, Verdict};
 use proxy_wasm::traits::{Context, HttpContext};
 use proxy_wasm::types::Action;
@@ -107,7 +108,19 @@ impl Head {
 }
 
 /// POST calls that generate nothing, so that no cache is worth keeping a home for.
-const SILENT: [&[u8]; 6] = [b"/count_tokens", b"/input_tokens", b"/tokenize", b"/detokenize", b"/models", b"/reset_prefix_cache"];
+const SILENT: [&[u8]; 11] = [
+    b"/count_tokens",
+    b"/input_tokens",
+    b"/tokenize",
+    b"/detokenize",
+    b"/models",
+    b"/reset_prefix_cache",
+    b"/embeddings",
+    b"/pooling",
+    b"/classify",
+    b"/rerank",
+    b"/score",
+];
 
 impl RouteStream {
     pub(crate) fn new(routes: Rc<Routes>) -> Self {
@@ -150,6 +163,9 @@ impl RouteStream {
 
     /// Decides at the end of the body, or where it has become too large to be read.
     fn decide_with_body(&mut self) -> Action {
+        if !matches!(self.state, State::Waiting { .. }) {
+            return Action::Continue;
+        }
         let State::Waiting { mut head, also, buffered } = core::mem::replace(&mut self.state, State::Idle) else {
             return Action::Continue;
         };
@@ -191,13 +207,15 @@ impl HttpContext for RouteStream {
             let also = if affinity && conversation.is_none() { pool.namer.also_from_headers(headers.iter()) } else { None };
             (conversation, also, affinity && pool.namer.reads_bodies())
         };
-        let head = Head::new(cluster, &headers);
+        let mut head = Head::new(cluster, &headers);
         // Only a POST carries a conversation in its body; an upgrade, which has no end, must not wait for one.
-        if conversation.is_none() && wants_body && head.is_post && !end_of_stream && head.pin.is_none() && is_plain(&headers) {
+        if conversation.is_none() && wants_body && head.is_post && !end_of_stream && head.pin.is_none() && is_readable(&headers) {
             let length = head.bytes as usize;
             self.state = State::Waiting { head, also, buffered: length };
             return if length > self.routes.max_body_bytes { self.decide_with_body() } else { Action::Pause };
         }
+        // A client can claim any length.
+        head.bytes = head.bytes.min(u32::try_from(self.routes.max_body_bytes).unwrap_or(u32::MAX));
         self.decide(&head, conversation.or(also).as_ref())
     }
 
@@ -271,9 +289,15 @@ fn add_debug_headers(ticket: &Ticket<Envoy>, source: Option<&str>) {
     }
 }
 
-fn is_plain(headers: &Headers) -> bool {
-    needs_body(headers.iter().find(|(name, _)| *name == b"content-encoding").map(|(_, value)| value))
+/// Whether the body can be read for a conversation: it is not compressed, and not of a kind that is never JSON. Those may be
+/// streams that do not end.
+fn is_readable(headers: &Headers) -> bool {
+    let header = |wanted: &[u8]| headers.iter().find(|(name, _)| *name == wanted).map(|(_, value)| value);
+    let never_json = |kind: &[u8]| NEVER_JSON.iter().any(|prefix| kind.starts_with(prefix));
+    needs_body(header(b"content-encoding")) && !header(b"content-type").is_some_and(never_json)
 }
+
+const NEVER_JSON: [&[u8]; 6] = [b"multipart/", b"application/grpc", b"application/octet-stream", b"audio/", b"image/", b"video/"];
 
 /// Writes the choice into the request's headers and takes the client's own routing headers out.
 fn send(head: &Head, ticket: &Ticket<Envoy>) -> Result<(), homing_routing::host::HostError> {
@@ -282,7 +306,8 @@ fn send(head: &Head, ticket: &Ticket<Envoy>) -> Result<(), homing_routing::host:
     }
     match ticket.chosen().and_then(|chosen| chosen.name.rank) {
         Some(rank) => Envoy.set_header(Map::Request, RANK, &rank.to_string())?,
-        None if head.has_rank => Envoy.remove_header(Map::Request, RANK)?,
+        // Where Envoy chooses, the engine may still read it.
+        None if head.has_rank && ticket.planned() != Outcome::Passed => Envoy.remove_header(Map::Request, RANK)?,
         None => {}
     }
     let mut addresses = String::with_capacity(64);

@@ -81,7 +81,7 @@ impl From<HostError> for SyncError {
 pub struct Control<H: Host> {
     host: H,
     pools: HashMap<String, KnownPool>,
-    dropped: Option<MetricId>,
+    errors: HashMap<ErrorKind, MetricId>,
 }
 
 #[derive(Debug)]
@@ -93,7 +93,7 @@ struct KnownPool {
 impl<H: Host> Control<H> {
     /// A control role on this host.
     pub fn new(host: H) -> Self {
-        Self { host, pools: HashMap::new(), dropped: None }
+        Self { host, pools: HashMap::new(), errors: HashMap::new() }
     }
 
     /// Takes one snapshot and answers it.
@@ -197,12 +197,24 @@ impl<H: Host> Control<H> {
     }
 
     fn bindings_dropped(&mut self) -> Result<u64, HostError> {
-        let dropped = match self.dropped {
-            Some(dropped) => dropped,
-            None => self.host.define(&Metric::Errors { kind: ErrorKind::BindingDropped })?,
-        };
-        self.dropped = Some(dropped);
+        let dropped = self.counter(ErrorKind::BindingDropped)?;
         self.host.value(dropped)
+    }
+
+    /// Counts an exchange that came to nothing.
+    pub fn count_error(&mut self, kind: ErrorKind) {
+        // Nothing is left to tell of a refused error count.
+        let _ = self.counter(kind).and_then(|counter| self.host.add(counter, 1));
+    }
+
+    /// An error's counter, defined once: the host keeps every definition.
+    fn counter(&mut self, kind: ErrorKind) -> Result<MetricId, HostError> {
+        if let Some(known) = self.errors.get(&kind) {
+            return Ok(*known);
+        }
+        let counter = self.host.define(&Metric::Errors { kind })?;
+        self.errors.insert(kind, counter);
+        Ok(counter)
     }
 }
 

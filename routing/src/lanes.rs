@@ -2,7 +2,7 @@
 //!
 //! A VM that traps never gives back what it had reserved. So each thread that routes takes a lane of its own, counts what it
 //! reserves in its lane's gauges besides the totals, and signs in on every tick. A lane whose thread has not signed in for
-//! [`DEAD_MS`] is taken from it: what its gauges hold goes off the totals.
+//! [`DEAD_MS`] is taken from it: what its gauges hold goes off the totals, and only then is the lane free for another thread.
 //!
 //! A thread that was only held up finds its lane gone when it ticks again, takes a new one and adds what it still holds. Until
 //! then the totals may stand below zero; they are read as signed numbers, so that this does no harm.
@@ -16,7 +16,6 @@ pub(crate) const LANES: usize = 128;
 /// How long a thread may be silent before its lane is taken from it. A tick comes twice a second.
 pub(crate) const DEAD_MS: u64 = 4_000;
 
-const KEY: &str = "homing/lanes";
 const LAYOUT: u8 = 1;
 const BYTES: usize = 1 + LANES * 16;
 const TRIES: usize = 3;
@@ -30,55 +29,100 @@ pub(crate) struct Lane {
     taken_ms: u64,
 }
 
-/// One lane as it is stored; free if it was never seen.
+/// One lane as it is stored: free if it is not seen, in which case `taken_ms` is when it was freed; being settled since it was seen
+/// if it is not taken; else a thread's.
 #[derive(Clone, Copy, Default)]
 struct Sign {
     taken_ms: u64,
     seen_ms: u64,
 }
 
+impl Sign {
+    fn is_free(&self) -> bool {
+        self.seen_ms == 0
+    }
+
+    fn is_settled_by_another(&self) -> bool {
+        self.taken_ms == 0 && !self.is_free()
+    }
+
+    /// Whether its thread, or the one that settles it, is gone. A time to come was written by a clock that has been set back.
+    fn is_dead(&self, now_ms: u64) -> bool {
+        !self.is_free() && self.seen_ms.abs_diff(now_ms) > DEAD_MS
+    }
+}
+
+/// What a thread finds when it signs in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Presence {
+    /// The lane is its own.
+    Mine,
+    /// Another thread is taking what it holds off the totals.
+    BeingSettled,
+    /// It has been settled.
+    Gone,
+}
+
 impl Lane {
-    /// Takes a free lane. `None` if there is none, or if other threads take lanes all the time.
-    pub(crate) fn take(host: &impl Host) -> Result<Option<Self>, HostError> {
-        let now_ms = host.now_ms();
-        change(host, |signs| {
-            let (number, sign) = signs.iter_mut().enumerate().find(|(_, sign)| sign.seen_ms == 0)?;
+    /// Takes a free lane, of those the one that has been free the longest: what its last thread left in its gauges is read until
+    /// that thread comes back. `None` if there is none, or if other threads take lanes all the time.
+    pub(crate) fn take(host: &impl Host, key: &str) -> Result<Option<Self>, HostError> {
+        let now_ms = host.now_ms().max(1);
+        change(host, key, |signs| {
+            let free = signs.iter_mut().enumerate().filter(|(_, sign)| sign.is_free());
+            let (number, sign) = free.min_by_key(|(number, sign)| (sign.taken_ms, *number))?;
             *sign = Sign { taken_ms: now_ms, seen_ms: now_ms };
             Some(Self { number, taken_ms: now_ms })
         })
     }
 
-    /// Signs in; says whether the lane is still this thread's. A lost race counts as signed in: the next tick comes soon.
-    pub(crate) fn sign_in(self, host: &impl Host) -> Result<bool, HostError> {
-        let now_ms = host.now_ms();
-        let mut mine = true;
-        change(host, |signs| {
-            let sign = signs.get_mut(self.number).filter(|sign| sign.taken_ms == self.taken_ms && sign.seen_ms != 0);
-            mine = sign.is_some();
-            sign.map(|sign| sign.seen_ms = now_ms)
+    /// Signs in. A lost race counts as signed in: the next tick comes soon.
+    pub(crate) fn sign_in(self, host: &impl Host, key: &str) -> Result<Presence, HostError> {
+        let now_ms = host.now_ms().max(1);
+        let mut presence = Presence::Mine;
+        change(host, key, |signs| {
+            let sign = signs.get_mut(self.number)?;
+            presence = if !sign.is_free() && sign.taken_ms == self.taken_ms {
+                Presence::Mine
+            } else if sign.is_settled_by_another() {
+                Presence::BeingSettled
+            } else {
+                Presence::Gone
+            };
+            (presence == Presence::Mine).then(|| sign.seen_ms = now_ms)
         })?;
-        Ok(mine)
+        Ok(presence)
     }
 }
 
-/// Takes one lane from a thread that has not signed in for too long, and returns its number. Only one thread gets it.
-pub(crate) fn take_dead(host: &impl Host) -> Result<Option<usize>, HostError> {
-    let now_ms = host.now_ms();
-    change(host, |signs| {
-        let dead = |sign: &Sign| sign.seen_ms != 0 && now_ms.saturating_sub(sign.seen_ms) > DEAD_MS;
-        let (number, sign) = signs.iter_mut().enumerate().find(|(_, sign)| dead(sign))?;
-        *sign = Sign::default();
+/// Takes one lane, to settle it, from a thread that has not signed in for too long; returns its number. Only one thread gets it.
+pub(crate) fn take_dead(host: &impl Host, key: &str) -> Result<Option<usize>, HostError> {
+    let now_ms = host.now_ms().max(1);
+    change(host, key, |signs| {
+        let (number, sign) = signs.iter_mut().enumerate().find(|(_, sign)| sign.is_dead(now_ms))?;
+        *sign = Sign { taken_ms: 0, seen_ms: now_ms };
         Some(number)
     })
 }
 
+/// Frees a lane that has been settled.
+pub(crate) fn free(host: &impl Host, key: &str, number: usize) -> Result<(), HostError> {
+    let now_ms = host.now_ms().max(1);
+    change(host, key, |signs| {
+        let sign = signs.get_mut(number).filter(|sign| sign.is_settled_by_another())?;
+        *sign = Sign { taken_ms: now_ms, seen_ms: 0 };
+        Some(())
+    })
+    .map(drop)
+}
+
 /// Changes the stored lanes, unless `with` answers `None` or other threads win at every try.
-fn change<T>(host: &impl Host, mut with: impl FnMut(&mut Vec<Sign>) -> Option<T>) -> Result<Option<T>, HostError> {
+fn change<T>(host: &impl Host, key: &str, mut with: impl FnMut(&mut Vec<Sign>) -> Option<T>) -> Result<Option<T>, HostError> {
     for _ in 0..TRIES {
-        let stored = host.read(KEY)?;
+        let stored = host.read(key)?;
         let mut signs = stored.as_ref().and_then(|stored| decode(&stored.bytes)).unwrap_or_else(|| vec![Sign::default(); LANES]);
         let Some(result) = with(&mut signs) else { return Ok(None) };
-        if host.write(KEY, &encode(&signs), Expected::unchanged(stored.as_ref()))? {
+        if host.write(key, &encode(&signs), Expected::unchanged(stored.as_ref()))? {
             return Ok(Some(result));
         }
     }

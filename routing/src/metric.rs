@@ -80,8 +80,6 @@ pub enum MetricKind {
 pub enum ErrorKind {
     /// Envoy refused a host call.
     Host,
-    /// Shared data held bytes that are no value of ours.
-    Stored,
     /// Other threads changed a bucket of the affinity table at every try; the turn was routed but not remembered.
     Contended,
     /// A binding was dropped since the collector did not fetch it in time.
@@ -103,7 +101,6 @@ impl ErrorKind {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Host => "host",
-            Self::Stored => "stored",
             Self::Contended => "contended",
             Self::BindingDropped => "binding_dropped",
             Self::Mismatch => "mismatch",

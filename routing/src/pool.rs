@@ -124,16 +124,16 @@ pub struct Member {
 }
 
 impl Member {
-    /// Whether it takes turns.
-    pub fn is_ready(&self) -> bool {
-        self.figures.state == ReplicaState::Ready
-    }
-
     /// What a request counts at that is sent here, with its rank or without.
     pub(crate) fn counted_at(&self, ignores_rank: bool) -> &Rc<Replica> {
         self.endpoint.as_ref().filter(|_| ignores_rank).unwrap_or(&self.replica)
     }
 }
+
+/// How old a snapshot may be before a replica that it calls down is tried again.
+const STALE_MS: u64 = 30_000;
+
+const SAME_MOMENT_MS: u64 = 1_000;
 
 /// Finds the statistics of replicas by name.
 #[derive(Debug, Default)]
@@ -159,9 +159,11 @@ impl Registry {
             lane: Cell::new(None),
             failures: Cell::default(),
         });
-        if own {
-            self.0.insert(id, Rc::clone(&replica));
+        if self.0.len() >= MAX_NAMES.saturating_mul(2) {
+            // Those that are in no list and have nothing in flight.
+            self.0.retain(|_, known| Rc::strong_count(known) > 1 || known.own.get() > 0);
         }
+        self.0.insert(id, Rc::clone(&replica));
         Ok(replica)
     }
 
@@ -191,6 +193,9 @@ pub struct Pool {
     pub(crate) strangers: Requests,
     /// Whether some replica takes turns, and whether some is a rank.
     pub(crate) has_ready: bool,
+    /// Whether the last snapshot is so old that a replica it calls down may have come back.
+    is_stale: bool,
+    pub(crate) age: MetricId,
     pub(crate) has_ranks: bool,
     places: HashMap<ReplicaId, usize>,
     pub(crate) registry: Registry,
@@ -210,6 +215,8 @@ impl Pool {
             unserved: Requests::new(NO_REPLICA),
             strangers: Requests::new(OTHER_REPLICA),
             has_ready: false,
+            is_stale: false,
+            age: host.define(&Metric::SnapshotAge { pool: &policy.cluster })?,
             has_ranks: false,
             places: HashMap::new(),
             registry: Registry::default(),
@@ -224,11 +231,17 @@ impl Pool {
     }
 
     /// Reads the newest snapshot, if it is another than the one read last.
-    pub(crate) fn refresh(&mut self, host: &impl Host) -> Result<(), HostError> {
+    pub(crate) fn refresh(&mut self, host: &impl Host, now_ms: u64) -> Result<(), HostError> {
         let version = host.value(self.version)?;
         if self.version_read == Some(version) {
+            let is_stale = self.snapshot_age_ms(now_ms).is_some_and(|age_ms| age_ms > STALE_MS);
+            if is_stale != self.is_stale {
+                self.is_stale = is_stale;
+                self.has_ready = self.members.iter().any(|member| self.is_ready(member));
+            }
             return Ok(());
         }
+        self.is_stale = false;
         let stored = host.read(&snapshot_key(&self.policy.cluster))?;
         if let Some(snapshot) = stored.and_then(|stored| Snapshot::decode(&stored.bytes)) {
             self.set_members(host, &snapshot.replicas)?;
@@ -246,7 +259,7 @@ impl Pool {
             Ok(Member { replica: self.registry.replica(host, cluster, name)?, endpoint, figures: *figures })
         };
         self.members = replicas.iter().map(member).collect::<Result<_, _>>()?;
-        self.has_ready = self.members.iter().any(Member::is_ready);
+        self.has_ready = self.members.iter().any(|member| self.is_ready(member));
         self.has_ranks = self.members.iter().any(|member| member.endpoint.is_some());
         self.places = self.members.iter().enumerate().map(|(place, member)| (member.replica.id, place)).collect();
         Ok(())
@@ -266,9 +279,19 @@ impl Pool {
         self.places.get(&id).copied()
     }
 
+    /// Whether a replica takes turns.
+    pub fn is_ready(&self, member: &Member) -> bool {
+        match member.figures.state {
+            ReplicaState::Ready => true,
+            // Nobody will say that it is back. If it is not, a retry goes on to the next address.
+            ReplicaState::Down => self.is_stale,
+            ReplicaState::Draining | ReplicaState::Asleep => false,
+        }
+    }
+
     /// The replicas that take turns, for a message.
     pub(crate) fn ready_names(&self) -> String {
-        let ready: Vec<_> = self.members.iter().filter(|m| m.is_ready()).map(|m| m.replica.name.to_string()).collect();
+        let ready: Vec<_> = self.members.iter().filter(|m| self.is_ready(m)).map(|m| m.replica.name.to_string()).collect();
         ready.join(", ")
     }
 
@@ -279,7 +302,9 @@ impl Pool {
 
     /// Milliseconds since the last snapshot came; `None` if none ever did.
     pub(crate) fn snapshot_age_ms(&self, now_ms: u64) -> Option<u64> {
-        self.received_ms.map(|received| now_ms.saturating_sub(received))
+        // A snapshot that another thread took in this very moment is new; one of a later time is from a clock set back since.
+        let received_ms = self.received_ms?;
+        now_ms.checked_sub(received_ms).or_else(|| (received_ms.abs_diff(now_ms) < SAME_MOMENT_MS).then_some(0))
     }
 
     /// A replica's load in requests: what others have there, as far as its figures are not older than `max_age_ms`, and what

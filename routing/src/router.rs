@@ -24,7 +24,7 @@ use ticket::Taken;
 pub use ticket::{Served, Ticket};
 
 /// How often a value that other threads change too is tried.
-const TRIES: usize = 3;
+pub(crate) const TRIES: usize = 3;
 
 /// A collector that has sent nothing for this long does not come for bindings either.
 const COLLECTOR_GONE_MS: u64 = 60_000;
@@ -86,6 +86,8 @@ pub struct Router<H: Host> {
     errors: HashMap<ErrorKind, MetricId>,
     /// This thread's lane, taken with its first request.
     lane: Cell<Option<Lane>>,
+    /// Threads that route the same pools share lanes: only they can settle each other.
+    lanes_key: String,
     /// The time of the decision under way: the host is asked once for each.
     now_ms: u64,
 }
@@ -98,13 +100,16 @@ impl<H: Host> Router<H> {
     pub fn new(host: H, settings: Settings, policies: Vec<Policy>) -> Result<Self, HostError> {
         let table = Table::new(settings.max_conversations, settings.idle_s);
         table.prepare(&host)?;
+        let mut clusters: Vec<_> = policies.iter().map(|policy| policy.cluster.as_str()).collect();
+        clusters.sort_unstable();
+        let lanes_key = format!("homing/lanes/{}", clusters.join(","));
         let mut pools = HashMap::new();
         for policy in policies {
             Terms::of(&policy).publish(&host, &policy.cluster)?;
             let cluster = policy.cluster.as_bytes().into();
             pools.insert(cluster, Pool::new(&host, policy, &settings.hash_key)?);
         }
-        Ok(Self { host, settings, table, pools, errors: HashMap::new(), lane: Cell::new(None), now_ms: 0 })
+        Ok(Self { host, settings, table, pools, errors: HashMap::new(), lane: Cell::new(None), lanes_key, now_ms: 0 })
     }
 
     /// The pool behind an Envoy cluster.
@@ -118,8 +123,9 @@ impl<H: Host> Router<H> {
 
     /// Every pool, each with its newest snapshot.
     pub(crate) fn refreshed_pools(&mut self) -> Result<impl Iterator<Item = &Pool>, HostError> {
+        self.now_ms = self.host.now_ms();
         for pool in self.pools.values_mut() {
-            pool.refresh(&self.host)?;
+            pool.refresh(&self.host, self.now_ms)?;
         }
         Ok(self.pools.values())
     }
@@ -151,7 +157,7 @@ impl<H: Host> Router<H> {
     pub fn decide(&mut self, cluster: &[u8], request: &Request<'_>) -> Option<Verdict<H>> {
         self.now_ms = self.host.now_ms();
         let pool = self.pools.get_mut(cluster)?;
-        let refreshed = pool.refresh(&self.host);
+        let refreshed = pool.refresh(&self.host, self.now_ms);
         let decided = refreshed.and_then(|()| self.try_decide(cluster, request));
         let verdict = decided.unwrap_or_else(|_| {
             self.count_error(ErrorKind::Host, 1);
@@ -195,6 +201,7 @@ impl<H: Host> Router<H> {
             planned,
             conversation: request.conversation.map(|conversation| conversation.digest),
             bytes: request.bytes,
+            generates: request.generates,
             ignores_rank: request.ignores_rank,
             chosen,
             alternates,
@@ -209,7 +216,7 @@ impl<H: Host> Router<H> {
             return Ok(denied(pool));
         }
         let named = pin.trim().parse().ok().and_then(|name: ReplicaName| pool.member(name.id()));
-        let Some(member) = named.filter(|member| member.is_ready()) else {
+        let Some(member) = named.filter(|member| pool.is_ready(member)) else {
             let named: String = pin.chars().take(80).collect();
             let (pool, ready) = (&pool.policy.cluster, pool.ready_names());
             return Ok(Verdict::Refuse(format!("`{named}` is no ready replica of `{pool}`: use {ready}")));
@@ -243,7 +250,7 @@ impl<H: Host> Router<H> {
             drop(last.take());
             let bucket = self.table.open(&self.host, digest)?;
             let known = self.table.entry(&bucket, now_s);
-            let home = known.and_then(|entry| pool.member(entry.home)).filter(|home| home.is_ready());
+            let home = known.and_then(|entry| pool.member(entry.home)).filter(|home| pool.is_ready(home));
             if !request.generates {
                 return home.map_or_else(
                     || self.place(pool, Outcome::Unkeyed, None, request),

@@ -4,9 +4,10 @@ use hashbrown::HashMap;
 
 use crate::codec::{Reader, Writer};
 use crate::host::{Expected, Host, HostError};
-use crate::metric::Metric;
+use crate::ledger::Ledger;
+use crate::pool::Pool;
 use crate::replica::ReplicaId;
-use crate::router::{Router, seconds};
+use crate::router::{Router, TRIES, seconds};
 
 /// How often the table is walked.
 const EVERY_MS: u64 = 1_000;
@@ -50,17 +51,29 @@ impl<H: Host> Router<H> {
         }
         let held = self.held_by_replica(&host)?;
         let held = |replica: ReplicaId| held.get(&replica).copied().unwrap_or_default();
-        for (pool, mut ledger) in self.pools().zip(ledgers) {
-            for (place, member) in pool.members().iter().enumerate() {
-                let held = held(member.replica.id);
-                ledger.set_context(place, held.context_kib);
-                host.set(member.replica.held, held.conversations.into())?;
+        for (pool, before) in self.pools().zip(ledgers) {
+            for replica in pool.registry.known() {
+                host.set(replica.held, held(replica.id).conversations.into())?;
             }
-            // A ledger that changed during the walk has placements the walk may have missed: the next walk counts them.
-            ledger.store(&host, &pool.ledger_key)?;
+            self.set_context(pool, &before, |replica| held(replica).context_kib)?;
             if let Some(age_ms) = pool.snapshot_age_ms(host.now_ms()) {
-                let age = host.define(&Metric::SnapshotAge { pool: &pool.policy.cluster })?;
-                host.set(age, age_ms / 1000)?;
+                host.set(pool.age, age_ms / 1000)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes what the walk found into the ledger, and what was placed during the walk besides: it may not have been found.
+    fn set_context(&self, pool: &Pool, before: &Ledger, found: impl Fn(ReplicaId) -> u32) -> Result<(), HostError> {
+        for _ in 0..TRIES {
+            let mut ledger = pool.open_ledger(self.host())?;
+            for (place, member) in pool.members().iter().enumerate() {
+                let (then, now) = (before.line(place), ledger.line(place));
+                let since = now.zip(then).map_or(0, |(now, then)| now.context_kib.saturating_sub(then.context_kib));
+                ledger.set_context(place, found(member.replica.id).saturating_add(since));
+            }
+            if ledger.store(self.host(), &pool.ledger_key)? {
+                break;
             }
         }
         Ok(())
@@ -88,7 +101,10 @@ impl<H: Host> Router<H> {
         let stored = host.read(KEY)?;
         let due_ms = stored.as_ref().and_then(|stored| Reader::open(&stored.bytes, LAYOUT)?.u64()).unwrap_or(0);
         let patience = if serves { DEFERENCE_MS } else { 0 };
-        if now_ms < due_ms.saturating_add(patience) {
+        let due_ms = due_ms.saturating_add(patience);
+        // A walk due later than the next one ever is was put off by a clock that has been set back.
+        let is_due = now_ms >= due_ms || due_ms.saturating_sub(now_ms) > EVERY_MS.saturating_add(DEFERENCE_MS);
+        if !is_due {
             return Ok(false);
         }
         let mut bytes = [0; 9];

@@ -46,7 +46,7 @@ impl<H: Host> Router<H> {
     ) -> Result<Option<&'p Member>, HostError> {
         let margin = pool.policy.margin(&home.figures);
         let mut best: Option<(u32, &Member)> = None;
-        for member in pool.members.iter().filter(|member| member.is_ready() && member.replica.id != home.replica.id) {
+        for member in pool.members.iter().filter(|member| pool.is_ready(member) && member.replica.id != home.replica.id) {
             let load = self.load(pool, member)?;
             let pays = load <= pool.policy.threshold(&member.figures) && load.saturating_add(margin) <= home_load;
             let cost = if Some(member.replica.id) == second { load.saturating_sub(margin) } else { load };
@@ -73,7 +73,7 @@ impl<H: Host> Router<H> {
             drop(last.take());
             let mut ledger = pool.open_ledger(&self.host)?;
             let mut best = None;
-            for (place, member) in pool.members.iter().enumerate().filter(|(_, member)| member.is_ready()) {
+            for (place, member) in pool.members.iter().enumerate().filter(|(_, member)| pool.is_ready(member)) {
                 let Some(line) = ledger.line(place) else { continue };
                 let mut load = self.load(pool, member)?;
                 if Some(member.replica.id) == preferred {
@@ -106,7 +106,7 @@ impl<H: Host> Router<H> {
         request: &Request<'_>,
     ) -> Result<Option<Taken<H>>, HostError> {
         let mut best = None;
-        for member in pool.members.iter().filter(|member| member.is_ready() && member.replica.name.rank == Some(rank)) {
+        for member in pool.members.iter().filter(|member| pool.is_ready(member) && member.replica.name.rank == Some(rank)) {
             let cost = (self.load(pool, member)?, Some(member.replica.id) != home);
             if best.as_ref().is_none_or(|(least, _)| cost < *least) {
                 best = Some((cost, member));
@@ -141,10 +141,13 @@ impl<H: Host> Router<H> {
         let others = pool.members.iter().cycle().skip(at.saturating_add(1)).take(pool.members.len());
         let fits = |member: &&Member| {
             let name = member.replica.name;
-            member.is_ready() && name.address != chosen.address && (name.rank == chosen.rank || ignores_rank)
+            pool.is_ready(member) && name.address != chosen.address && (name.rank == chosen.rank || ignores_rank)
         };
         let mut ranked: Vec<(u32, &Member)> = Vec::with_capacity(ALTERNATES_SAMPLED);
-        for member in others.filter(fits).take(ALTERNATES_SAMPLED) {
+        for member in others.filter(fits) {
+            if ranked.len() == ALTERNATES_SAMPLED {
+                break;
+            }
             if ranked.iter().all(|(_, other)| other.replica.name.address != member.replica.name.address) {
                 ranked.push((self.load(pool, member)?, member));
             }

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use super::Router;
 use super::ticket::InFlight;
 use crate::host::{Host, HostError};
-use crate::lanes::{self, Lane};
+use crate::lanes::{self, Lane, Presence};
 use crate::metric::{ErrorKind, Metric};
 use crate::pool::{Pool, Replica};
 
@@ -21,7 +21,7 @@ impl<H: Host> Router<H> {
     /// Gives a replica the gauge of this thread's lane, with what this thread already has in flight there.
     fn enter_lane(&self, pool: &Pool, replica: &Replica) -> Result<(), HostError> {
         if self.lane.get().is_none() {
-            self.lane.set(Lane::take(&self.host)?);
+            self.lane.set(Lane::take(&self.host, &self.lanes_key)?);
         }
         // Without a free lane a trap leaks, and nothing else.
         let Some(lane) = self.lane.get() else { return Ok(()) };
@@ -39,12 +39,15 @@ impl<H: Host> Router<H> {
     /// When the host refuses.
     pub fn heal(&mut self) -> Result<(), HostError> {
         if let Some(lane) = self.lane.get()
-            && !lane.sign_in(&self.host)?
+            && lane.sign_in(&self.host, &self.lanes_key)? == Presence::Gone
         {
             self.come_back()?;
         }
-        if let Some(dead) = lanes::take_dead(&self.host)? {
+        if let Some(dead) = lanes::take_dead(&self.host, &self.lanes_key)? {
+            // It may have sent requests to replicas this thread has not heard of yet.
+            self.refreshed_pools().map(drop)?;
             let leaked = self.settle(dead)?;
+            lanes::free(&self.host, &self.lanes_key, dead)?;
             if leaked > 0 {
                 self.count_error(ErrorKind::Leak, leaked);
             }
@@ -68,7 +71,7 @@ impl<H: Host> Router<H> {
     }
 
     /// Takes what a dead thread had in flight off the totals; says how much that was.
-    fn settle(&self, dead: usize) -> Result<u64, HostError> {
+    pub(super) fn settle(&self, dead: usize) -> Result<u64, HostError> {
         let mut leaked = 0_u64;
         for pool in self.pools.values() {
             for replica in pool.registry.known() {
@@ -76,7 +79,7 @@ impl<H: Host> Router<H> {
                 let gauge = self.host.define(&metric)?;
                 let held = self.host.value(gauge)?.cast_signed();
                 if held != 0 {
-                    self.host.set(gauge, 0)?;
+                    self.host.add(gauge, held.saturating_neg())?;
                     self.host.add(replica.in_flight, held.saturating_neg())?;
                     leaked = leaked.saturating_add(held.unsigned_abs());
                 }

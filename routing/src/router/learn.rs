@@ -33,6 +33,9 @@ impl<H: Host> Router<H> {
             replica.note(&self.host, failed);
         }
         let mut served = Served { outcome, replica, moved };
+        if moved && served.replica.is_none() {
+            ticket.in_flight = None;
+        }
         if let Some(home) = home
             && self.moved(ticket, home, &mut served).is_err()
         {
@@ -54,6 +57,9 @@ impl<H: Host> Router<H> {
             ticket.in_flight = Some(self.reserve(pool, replica)?);
         }
         let binds = matches!(ticket.planned, Outcome::Sticky | Outcome::Placed | Outcome::Rehomed);
+        if !ticket.generates {
+            return Ok(());
+        }
         let Some(digest) = ticket.conversation.filter(|_| binds || ticket.planned == Outcome::Spilled) else { return Ok(()) };
         self.now_ms = self.host.now_ms();
         let now_s = seconds(self.now_ms);

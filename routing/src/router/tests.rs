@@ -400,6 +400,19 @@ fn with_no_replica_ready_the_choice_is_envoys() {
 }
 
 #[test]
+fn a_replica_is_tried_again_when_the_collector_that_called_it_down_is_gone() {
+    let mut site = Site::new(|_| {});
+    for number in 1..=4 {
+        site.set_state(number, if number == 2 { ReplicaState::Draining } else { ReplicaState::Down });
+    }
+    assert_eq!(site.ticket(0).planned(), Outcome::Passed);
+    site.host.advance(31_000);
+    let (outcome, replica) = site.turn(0);
+    assert_eq!(outcome, Outcome::Placed);
+    assert_ne!(replica, name(2));
+}
+
+#[test]
 fn replicas_can_be_configured_until_a_snapshot_names_them() {
     let mut site = Site::new(|policy| policy.replicas = vec![name(7)]);
     assert_ne!(site.turn(0).1, name(7));
@@ -441,6 +454,7 @@ fn a_pin_is_followed_or_refused_with_the_ready_replicas() {
     let mut pin = |pin| decide(&mut site.router, &Request { pin: Some(pin), generates: true, ..Request::default() });
     let pinned = go(pin("10.0.0.3:8000"));
     assert_eq!((pinned.planned(), chosen(&pinned)), (Outcome::Pinned, name(3)));
+    assert_eq!(pinned.addresses().collect::<Vec<_>>(), ["10.0.0.3:8000"; 3], "a retry goes there too");
     for unusable in ["10.0.0.2:8000", "10.0.0.9:8000", "nonsense", ""] {
         match pin(unusable) {
             Verdict::Refuse(why) => assert!(why.contains("10.0.0.1:8000, 10.0.0.3:8000, 10.0.0.4:8000"), "{why}"),
@@ -560,6 +574,27 @@ fn a_retry_that_moves_a_turn_moves_the_conversation() {
     assert_ne!(moved, home);
     assert_eq!(site.turn(0), (Outcome::Sticky, moved));
     assert_eq!(retried(&mut site, 1).0, Outcome::Placed);
+}
+
+#[test]
+fn a_retry_that_moves_a_call_that_generates_nothing_moves_no_home() {
+    let mut site = Site::new(|_| {});
+    let (_, home) = site.turn(0);
+    let request = Request { conversation: Some(&conversation(0)), ..Request::default() };
+    let mut ticket = go(decide(&mut site.router, &request));
+    let other = ticket.addresses().nth(1).expect("an alternate").to_owned();
+    site.router.served(&mut ticket, &other, false);
+    site.router.ended(ticket);
+    site.host.advance(11_000);
+    assert_eq!(site.turn(0), (Outcome::Sticky, home));
+}
+
+#[test]
+fn a_turn_served_outside_the_snapshot_is_in_flight_nowhere() {
+    let mut site = Site::new(|_| {});
+    let mut ticket = site.ticket(0);
+    site.router.served(&mut ticket, "192.168.0.1:1", false);
+    assert_eq!(site.in_flight(), 0);
 }
 
 #[test]
@@ -779,6 +814,46 @@ fn a_thread_that_was_only_held_up_gets_its_own_back() {
         slow.heal().expect("a tick");
         site.router.heal().expect("a tick");
     }
+    assert_eq!(site.in_flight(), 0);
+}
+
+#[test]
+fn threads_that_all_seem_dead_at_once_all_come_back() {
+    let mut site = Site::new(|_| {});
+    let mut other = site.thread();
+    let mut third = site.thread();
+    let held: Vec<_> =
+        (0..9).map(|id| ticket([&mut site.router, &mut other, &mut third][usize::try_from(id % 3).expect("small")], id)).collect();
+    // The machine was suspended; then every thread ticks.
+    site.host.advance(60_000);
+    for _ in 0..6 {
+        for router in [&mut site.router, &mut other, &mut third] {
+            router.heal().expect("a tick");
+        }
+        site.host.advance(500);
+    }
+    assert_eq!(site.in_flight(), 9);
+    drop(held);
+    assert_eq!(site.in_flight(), 0);
+}
+
+#[test]
+fn a_lane_that_is_being_settled_is_waited_for() {
+    let mut site = Site::new(|_| {});
+    let held: Vec<_> = (0..3).map(|id| site.ticket(id)).collect();
+    site.host.advance(6_000);
+    let key = site.router.lanes_key.clone();
+    let dead = crate::lanes::take_dead(&site.host, &key).expect("lanes").expect("a dead lane");
+    // Its thread ticks before the other has done anything.
+    site.router.heal().expect("a tick");
+    let mut other = site.thread();
+    other.refreshed_pools().map(drop).expect("pools");
+    other.settle(dead).expect("settled");
+    crate::lanes::free(&site.host, &key, dead).expect("freed");
+    assert_eq!(site.in_flight(), 0);
+    site.router.heal().expect("a tick");
+    assert_eq!(site.in_flight(), 3);
+    drop(held);
     assert_eq!(site.in_flight(), 0);
 }
 

@@ -8,6 +8,9 @@ use crate::outcome::Outcome;
 use crate::pool::Replica;
 use crate::replica::ReplicaId;
 
+/// Attempts that are given an address, as many as the shipped configurations make.
+const ATTEMPTS: usize = 3;
+
 /// A decided request, until its stream ends. Dropping it gives its in-flight back.
 #[derive(Debug)]
 pub struct Ticket<H: Host> {
@@ -15,6 +18,7 @@ pub struct Ticket<H: Host> {
     pub(super) planned: Outcome,
     pub(super) conversation: Option<Digest>,
     pub(super) bytes: u32,
+    pub(super) generates: bool,
     pub(super) ignores_rank: bool,
     pub(super) chosen: Option<Rc<Replica>>,
     pub(super) alternates: Vec<Rc<Replica>>,
@@ -39,9 +43,10 @@ impl<H: Host> Ticket<H> {
         self.chosen.as_deref()
     }
 
-    /// Every address the request may go to, the chosen one first.
+    /// The address of each attempt, the chosen one first. Where there are fewer replicas than attempts they come again: an attempt
+    /// beyond the list would go anywhere.
     pub fn addresses(&self) -> impl Iterator<Item = &str> {
-        self.chosen.iter().chain(&self.alternates).map(|replica| replica.address.as_str())
+        self.chosen.iter().chain(&self.alternates).cycle().take(ATTEMPTS).map(|replica| replica.address.as_str())
     }
 
     /// Where it was served, once that is known.

@@ -95,6 +95,35 @@ async fn proxied(stack: &Stack) -> Result<u64> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn trailers_end_a_body_and_nothing_else() -> Result<()> {
+    let trailers = (format!("{MANAGER}/http_protocol_options"), json!({ "enable_trailers": true }));
+    let stack = fast_stack(StackOptions { edits: vec![trailers], ..StackOptions::default() }).await?;
+    fault(&stack, "hang").await?;
+    for (number, header, body) in [
+        (1, "x-session-id: a\r\n", json!({ "model": MODEL, "messages": [] })),
+        (2, "", json!({ "model": MODEL, "messages": [], "session_id": "b" })),
+    ] {
+        let body = body.to_string();
+        let head = format!("POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\n{header}transfer-encoding: chunked\r\n\r\n");
+        let chunk = format!("{:x}\r\n{body}\r\n0\r\nx-checksum: 1\r\n\r\n", body.len());
+        let connection = begin(&stack, &format!("{head}{chunk}")).await?;
+        let arrived = async || -> Result<bool> {
+            let mut seen = 0;
+            for (_, replica) in &stack.replicas {
+                seen += homing_tests::received(*replica).await?.iter().filter(|request| request["path"] != "/health").count();
+            }
+            Ok(seen == number)
+        };
+        eventually("the request at a replica", arrived).await?;
+        assert_eq!(in_flight(&stack).await?, 1, "request {number}");
+        drop(connection);
+        all_given_back(&stack).await?;
+        eventually("its count", async || Ok(counted(&stack).await? == number as u64)).await?;
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_body_above_envoys_limit_is_counted_and_leaves_nothing_behind() -> Result<()> {
     let limit = (format!("{ROUTE}/request_body_buffer_limit"), json!(100_000));
     let stack = fast_stack(StackOptions { edits: vec![limit], ..StackOptions::default() }).await?;
