@@ -52,12 +52,18 @@ fn is_inside_a_string(error: &serde_json::Error) -> bool {
     ["control character", "invalid escape", "invalid unicode", "surrogate", "hex escape"].iter().any(|what| error.contains(what))
 }
 
+/// Whether serde_json ran out of text in the middle of an escape, which the scanner does not look at either.
+fn is_short_escape(error: &serde_json::Error, body: &[u8]) -> bool {
+    let escape = body.windows(2).rposition(|pair| pair == br"\u");
+    error.is_eof() && escape.is_some_and(|at| body.len() - at < r"\u0000".len())
+}
+
 /// The scanner finds what serde_json finds, and nothing where serde_json sees no JSON object.
 fn agrees(body: &[u8]) -> Result<(), TestCaseError> {
     let scanned = object(body, &NAMES);
     match reference(body) {
         Ok(fields) => prop_assert_eq!(scanned, Some(fields), "{}", body.escape_ascii()),
-        Err(error) if is_inside_a_string(&error) => {}
+        Err(error) if is_inside_a_string(&error) || is_short_escape(&error, body) => {}
         Err(error) => prop_assert_eq!(scanned, None, "{}: {}", error, body.escape_ascii()),
     }
     Ok(())
