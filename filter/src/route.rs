@@ -163,11 +163,13 @@ impl RouteStream {
 
     /// Decides at the end of the body, or where it has become too large to be read.
     fn decide_with_body(&mut self) -> Action {
-        if !matches!(self.state, State::Waiting { .. }) {
-            return Action::Continue;
-        }
-        let State::Waiting { mut head, also, buffered } = core::mem::replace(&mut self.state, State::Idle) else {
-            return Action::Continue;
+        let (mut head, also, buffered) = match core::mem::replace(&mut self.state, State::Idle) {
+            State::Waiting { head, also, buffered } => (head, also, buffered),
+            // Trailers come to a request that is on its way, too.
+            other => {
+                self.state = other;
+                return Action::Continue;
+            }
         };
         head.bytes = u32::try_from(buffered).unwrap_or(u32::MAX);
         let too_large = buffered > self.routes.max_body_bytes;

@@ -48,7 +48,7 @@ pub enum Metric<'a> {
         /// The pool's cluster.
         pool: &'a str,
     },
-    /// Changes whenever a new snapshot is in shared data. A gauge: reading one costs a tenth of reading a shared value.
+    /// Changes whenever a new snapshot is in shared data. A gauge, since reading one copies nothing.
     SnapshotVersion {
         /// The pool's cluster.
         pool: &'a str,
