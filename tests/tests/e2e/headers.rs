@@ -3,7 +3,8 @@
 use anyhow::{Context, Result};
 use homing_tests::{Turn, all_given_back, chat_body, chat_url, fast_stack, received};
 use reqwest::Client;
-use xtask::stack::StackOptions;
+use serde_json::json;
+use xtask::stack::{MODEL, StackOptions};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_clients_copies_of_the_routing_headers_reach_no_replica() -> Result<()> {
@@ -57,5 +58,71 @@ async fn a_client_may_name_a_replica_and_is_told_which_ones_there_are() -> Resul
         let body = response.text().await?;
         assert!(body.contains(&stack.replicas[0].1.to_string()), "{body}");
     }
+    all_given_back(&stack).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ranks_of_one_endpoint_get_the_rank_header_and_calls_that_ignore_it_get_none() -> Result<()> {
+    let stack = fast_stack(StackOptions { replicas: 1, collector: false, ..StackOptions::default() }).await?;
+    let address = stack.replicas[0].1;
+    let report = |rank: u16, state: &str| {
+        json!({ "replica": format!("{address}#{rank}"), "state": state, "running": 0, "waiting": 0, "kv_usage": 0.0,
+                "cache_tokens": 0, "max_num_seqs": 32, "prefix_hit_rate": null, "age_ms": 0 })
+    };
+    let client = Client::new();
+    let sync = async |sequence: u64, state: &str| -> Result<()> {
+        let pool = json!({ "cluster": MODEL, "replicas": [report(0, "ready"), report(1, state)] });
+        let snapshot = json!({ "version": 1, "generation": 1, "sequence": sequence, "pools": [pool] });
+        let url = format!("http://{}/homing/v1/sync", stack.control);
+        client.post(url).json(&snapshot).send().await?.error_for_status()?;
+        Ok(())
+    };
+    let rank_received = async || -> Result<Option<String>> {
+        let request = received(address).await?.pop().context("a request")?;
+        let headers = request["headers"].as_array().context("headers")?;
+        let rank = headers.iter().find(|pair| pair[0] == "x-data-parallel-rank");
+        Ok(rank.and_then(|pair| pair[1].as_str()).map(str::to_owned))
+    };
+    let send = async |path: &str, headers: &[(&str, &str)]| -> Result<Turn> {
+        let mut request = client.post(format!("http://{}{path}", stack.proxy)).json(&chat_body("x", 1));
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        Ok(Turn::of(&request.send().await?))
+    };
+    let chat = "/v1/chat/completions";
+
+    sync(1, "ready").await?;
+    let mut placed = Vec::new();
+    for conversation in ["a", "b"] {
+        let turn = send(chat, &[("x-session-id", conversation)]).await?;
+        assert_eq!(turn.outcome, "placed");
+        assert_eq!(turn.replica, format!("{address}#{}", rank_received().await?.context("a rank")?));
+        placed.push(turn.replica);
+    }
+    placed.sort();
+    assert_eq!(placed, [format!("{address}#0"), format!("{address}#1")]);
+
+    let pinned = send(chat, &[("x-data-parallel-rank", "1")]).await?;
+    assert_eq!((pinned.outcome.as_str(), pinned.replica), ("pinned", format!("{address}#1")));
+    assert_eq!(rank_received().await?.as_deref(), Some("1"));
+    // The stand-in has one rank and itself refuses another, as vLLM does; what the filter refuses reaches nobody.
+    let refused = async |rank: &str| -> Result<bool> {
+        let before = received(address).await?.len();
+        let turn = send(chat, &[("x-data-parallel-rank", rank)]).await?;
+        Ok(turn.status == 400 && turn.outcome.is_empty() && received(address).await?.len() == before)
+    };
+    assert!(refused("7").await?);
+
+    let responses = send("/v1/responses", &[("x-session-id", "c"), ("x-data-parallel-rank", "1")]).await?;
+    assert_eq!((responses.outcome.as_str(), responses.replica), ("placed", address.to_string()));
+    assert_eq!(rank_received().await?, None);
+
+    // A rank that sleeps takes no turn.
+    sync(2, "asleep").await?;
+    for conversation in ["a", "b", "new"] {
+        assert_eq!(send(chat, &[("x-session-id", conversation)]).await?.replica, format!("{address}#0"), "{conversation}");
+    }
+    assert!(refused("1").await?);
     all_given_back(&stack).await
 }
