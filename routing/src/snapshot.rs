@@ -142,6 +142,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::testing::test;
 
     fn any_name() -> impl Strategy<Value = ReplicaName> {
         (any::<std::net::IpAddr>(), any::<u16>(), any::<Option<u16>>())
