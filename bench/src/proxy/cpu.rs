@@ -1,60 +1,69 @@
 //! How much CPU a process has used.
 
-use anyhow::{Context, Result, ensure};
-use std::fs;
+use anyhow::{Context, Result};
+use nix::time::clock_getcpuclockid;
+use nix::unistd::Pid;
 use std::time::Duration;
 
-/// The time that all threads of a process have spent on a CPU, in user space and in the kernel.
+/// The time that all threads of a process, those that have ended too, have spent on a CPU, in user space and in the kernel. It never falls.
 ///
 /// # Errors
-/// If there is no such process, or the kernel does not account for it.
+/// If there is no such process.
 pub fn time(pid: u32) -> Result<Duration> {
-    let threads = format!("/proc/{pid}/task");
-    let mut total = 0;
-    for thread in fs::read_dir(&threads).with_context(|| format!("there is no process {pid}"))? {
-        // Nanoseconds, where the `stat` file has hundredths of a second.
-        let path = thread?.path().join("schedstat");
-        let Ok(text) = fs::read_to_string(&path) else { continue };
-        let spent = text.split_whitespace().next().and_then(|field| field.parse::<u64>().ok());
-        total += spent.with_context(|| format!("{} has `{text}` where a time was expected", path.display()))?;
-    }
-    ensure!(total > 0, "the kernel has no CPU times in {threads}/*/schedstat: CONFIG_SCHED_INFO is needed");
-    Ok(Duration::from_nanos(total))
+    let process = Pid::from_raw(i32::try_from(pid)?);
+    let clock = clock_getcpuclockid(process).with_context(|| format!("there is no process {pid}"))?;
+    Ok(clock.now().with_context(|| format!("process {pid} has ended"))?.into())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::hint::black_box;
+    use std::process::{Child, Command, Stdio};
     use std::thread;
     use std::time::Instant;
 
+    fn shell(script: &str) -> Child {
+        Command::new("sh").args(["-c", script]).stdin(Stdio::piped()).spawn().unwrap()
+    }
+
+    fn end(mut child: Child) {
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
     #[test]
-    fn work_on_any_thread_counts_and_sleep_does_not() {
-        let (pid, worked) = (std::process::id(), Duration::from_millis(200));
-        let own = || fs::read_to_string("/proc/thread-self/schedstat").unwrap();
-        let before = time(pid).unwrap();
-        let thread = thread::spawn(move || {
-            let nanos = || own().split_whitespace().next().unwrap().parse::<u64>().unwrap();
-            while nanos() < 200_000_000 {
-                black_box((0..10_000).map(black_box).sum::<u64>());
-            }
-            // It stays until it has been counted.
-            thread::park_timeout(Duration::from_secs(30));
-        });
+    fn work_counts_and_waiting_does_not() {
+        let (busy, idle) = (shell("while :; do :; done"), shell("read line"));
         let waited = Instant::now();
-        while time(pid).unwrap() - before < worked {
+        while time(busy.id()).unwrap() < Duration::from_millis(200) {
             assert!(waited.elapsed() < Duration::from_secs(30));
             thread::sleep(Duration::from_millis(5));
         }
-        thread.thread().unpark();
-        thread.join().unwrap();
+        let spent = time(idle.id());
+        end(busy);
+        end(idle);
+        assert!(spent.unwrap() < Duration::from_millis(100));
+    }
 
-        let mut child = std::process::Command::new("sleep").arg("5").spawn().unwrap();
-        thread::sleep(Duration::from_millis(300));
-        let idle = time(child.id());
-        child.kill().unwrap();
-        child.wait().unwrap();
-        assert!(idle.unwrap() < Duration::from_millis(200));
+    #[test]
+    fn the_work_of_a_thread_that_has_ended_still_counts() {
+        let before = time(std::process::id()).unwrap();
+        let worked = thread::spawn(|| {
+            let started = time(std::process::id()).unwrap();
+            while time(std::process::id()).unwrap() - started < Duration::from_millis(50) {
+                black_box((0..10_000).map(black_box).sum::<u64>());
+            }
+        });
+        worked.join().unwrap();
+        assert!(time(std::process::id()).unwrap() - before >= Duration::from_millis(50));
+    }
+
+    #[test]
+    fn a_process_that_is_not_there_is_an_error() {
+        let ended = shell("exit");
+        let pid = ended.id();
+        ended.wait_with_output().unwrap();
+        assert!(time(pid).is_err());
     }
 }
