@@ -7,7 +7,7 @@ use homing_bench::engine::EngineConfig;
 use homing_bench::load::{self, LoadConfig, SessionShape};
 use homing_bench::proxy::{self, Case, IdPlace, ProxyConfig, Subject, upstream};
 use homing_bench::replica::{Replica, ReplicaConfig};
-use homing_bench::simulate::{self, HomingOptions, PolicyName, Simulation, SimulationReport};
+use homing_bench::simulate::{self, HomingOptions, PolicyName, ReferenceRow, Simulation, SimulationReport};
 use homing_bench::workload::{Workload, WorkloadArgs, trace};
 use homing_routing::policy::Limit;
 use std::fs::File;
@@ -134,6 +134,10 @@ struct LoadArgs {
 /// With several seeds a line has the mean, and the one below it the standard deviation.
 #[derive(Args)]
 struct SimulateArgs {
+    /// Run the published measurement of session affinity on the model instead, and print its table beside the model's. Takes --seeds,
+    /// --kv-tokens and --max-num-seqs.
+    #[arg(long, conflicts_with_all = ["policy", "sessions", "workload", "trace", "replicas", "minutes"])]
+    reference: bool,
     /// Where requests go; several are compared.
     #[arg(long, value_enum, value_delimiter = ',', default_value = "least-request,homing")]
     policy: Vec<PolicyName>,
@@ -176,6 +180,9 @@ struct SimulateArgs {
 
 fn simulate(args: &SimulateArgs) -> Result<()> {
     ensure!(args.max_num_seqs > 0, "--max-num-seqs is 0: nothing would ever run");
+    if args.reference {
+        return reference(args);
+    }
     let limit = |number: Option<u32>| number.map_or(Limit::Auto, Limit::Fixed);
     let seeds = (args.seed..).take(args.seeds as usize);
     let workloads: Vec<_> = seeds.map(|seed| Ok((seed, args.workload.workload(seed)?))).collect::<Result<_>>()?;
@@ -190,17 +197,14 @@ fn simulate(args: &SimulateArgs) -> Result<()> {
         for policy in &args.policy {
             let simulation = |(seed, workload): &(u64, Workload)| Simulation {
                 replicas: args.replicas.into(),
-                engine: EngineConfig {
-                    kv_cache_tokens: args.kv_tokens,
-                    max_num_seqs: args.max_num_seqs,
-                    ..EngineConfig::default()
-                },
+                engine: args.engine(),
                 sessions: *sessions,
                 workload: workload.clone(),
                 policy: *policy,
                 homing: HomingOptions { threshold: limit(args.threshold), margin: limit(args.margin), turns_away: args.turns_away },
                 duration: Duration::from_secs(60 * args.minutes),
                 seed: *seed,
+                network: Duration::ZERO,
             };
             let simulations: Vec<_> = workloads.iter().map(simulation).collect();
             let report = SimulationReport::of(&simulations[0], &simulate::run_all(&simulations));
@@ -212,6 +216,21 @@ fn simulate(args: &SimulateArgs) -> Result<()> {
         eprintln!("some calls have more tokens than a KV cache holds and were refused: raise --kv-tokens ({})", args.kv_tokens);
     }
     Ok(())
+}
+
+impl SimulateArgs {
+    fn engine(&self) -> EngineConfig {
+        EngineConfig { kv_cache_tokens: self.kv_tokens, max_num_seqs: self.max_num_seqs, ..EngineConfig::default() }
+    }
+}
+
+fn reference(args: &SimulateArgs) -> Result<()> {
+    let rows = simulate::compare_with_reference(&args.engine(), args.seeds);
+    if args.json {
+        return rows.iter().try_for_each(|row| say(&serde_json::to_string(row)?));
+    }
+    say(ReferenceRow::HEADER)?;
+    rows.iter().try_for_each(|row| say(&row.to_string()))
 }
 
 /// Which spill settings pay: the same simulated loads under one setting after another, averaged. Some minutes.

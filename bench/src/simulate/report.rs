@@ -40,6 +40,9 @@ pub struct Figures {
     pub ttfb_mean_s: f64,
     /// Prompt tokens from the cache, per cent, by the engines' own counters.
     pub prefix_hits: f64,
+    /// Looked-up tokens that were found in the cache, per cent: vLLM's `prefix_cache_hits` of `prefix_cache_queries`, which count a request
+    /// that waits for room again at every step.
+    pub looked_up_hits: f64,
     /// Replicas with a running request, averaged over looks.
     pub replicas_busy: f64,
     /// Turns served where the session's turn before was, per cent.
@@ -92,14 +95,13 @@ impl Tally {
         self.busy += busy as u64;
     }
 
-    pub(super) fn figures(mut self, duration: Duration, unfinished: usize, counters: &[Counters]) -> Figures {
+    pub(super) fn figures(mut self, duration: Duration, unfinished: usize, counters: &Counters) -> Figures {
         self.ttfb_s.sort_by(f64::total_cmp);
         let quantile = |share: f64| {
             let at = (share * self.ttfb_s.len() as f64) as usize;
             self.ttfb_s.get(at.min(self.ttfb_s.len().saturating_sub(1))).copied().unwrap_or(f64::NAN)
         };
-        let (cached, computed) =
-            counters.iter().fold((0, 0), |(c, p), one| (c + one.prompt_tokens_cached, p + one.prompt_tokens_computed));
+        let (cached, computed) = (counters.prompt_tokens_cached, counters.prompt_tokens_computed);
         let ratio = |part: u64, all: u64| if all == 0 { f64::NAN } else { part as f64 / all as f64 };
         let minutes = duration.as_secs_f64() / 60.0;
         Figures {
@@ -109,10 +111,11 @@ impl Tally {
             ttfb_p95_s: quantile(0.95),
             ttfb_mean_s: self.ttfb_s.iter().sum::<f64>() / self.ttfb_s.len() as f64,
             prefix_hits: 100.0 * ratio(cached, cached + computed),
+            looked_up_hits: 100.0 * ratio(counters.prefix_cache_hits, counters.prefix_cache_queries),
             replicas_busy: ratio(self.busy, self.looks),
             stayed: 100.0 * ratio(self.stayed, self.later),
             turns: self.ttfb_s.len() as f64,
-            preemptions: counters.iter().map(|one| one.preemptions).sum::<u64>() as f64,
+            preemptions: counters.preemptions as f64,
             refused_calls: self.refused_calls as f64,
             sessions_started: self.started as f64,
             sessions_done: self.done as f64,
@@ -133,6 +136,7 @@ impl Figures {
             ttfb_p95_s: with(self.ttfb_p95_s, other.ttfb_p95_s),
             ttfb_mean_s: with(self.ttfb_mean_s, other.ttfb_mean_s),
             prefix_hits: with(self.prefix_hits, other.prefix_hits),
+            looked_up_hits: with(self.looked_up_hits, other.looked_up_hits),
             replicas_busy: with(self.replicas_busy, other.replicas_busy),
             stayed: with(self.stayed, other.stayed),
             turns: with(self.turns, other.turns),
@@ -145,17 +149,17 @@ impl Figures {
             sessions_unfinished: with(self.sessions_unfinished, other.sessions_unfinished),
         }
     }
+}
 
-    /// The mean, and with two or more the sample standard deviation.
-    fn mean_and_deviation(all: &[Self]) -> (Self, Option<Self>) {
-        let count = all.len() as f64;
-        let sum = |figures: &mut dyn Iterator<Item = Self>| figures.fold(Self::default(), |sum, one| sum.zip(one, |a, b| a + b));
-        let each = |figures: Self, with: &dyn Fn(f64) -> f64| figures.zip(Self::default(), |figure, _| with(figure));
-        let mean = each(sum(&mut all.iter().copied()), &|sum| sum / count);
-        let squares = sum(&mut all.iter().map(|one| one.zip(mean, |one, mean| (one - mean).powi(2))));
-        let deviation = (all.len() > 1).then(|| each(squares, &|squares| (squares / (count - 1.0)).sqrt()));
-        (mean, deviation)
-    }
+/// The mean, and with two or more the sample standard deviation.
+pub(super) fn mean_and_deviation(all: &[Figures]) -> (Figures, Option<Figures>) {
+    let count = all.len() as f64;
+    let sum = |figures: &mut dyn Iterator<Item = Figures>| figures.fold(Figures::default(), |sum, one| sum.zip(one, |a, b| a + b));
+    let each = |figures: Figures, with: &dyn Fn(f64) -> f64| figures.zip(Figures::default(), |figure, _| with(figure));
+    let mean = each(sum(&mut all.iter().copied()), &|sum| sum / count);
+    let squares = sum(&mut all.iter().map(|one| one.zip(mean, |one, mean| (one - mean).powi(2))));
+    let deviation = (all.len() > 1).then(|| each(squares, &|squares| (squares / (count - 1.0)).sqrt()));
+    (mean, deviation)
 }
 
 impl SimulationReport {
@@ -165,7 +169,7 @@ impl SimulationReport {
 
     /// What runs with this name showed, which differ by their seeds or loads.
     pub fn new(policy: impl Into<String>, sessions: Option<usize>, runs: &[Figures]) -> Self {
-        let (mean, deviation) = Figures::mean_and_deviation(runs);
+        let (mean, deviation) = mean_and_deviation(runs);
         Self { policy: policy.into(), sessions, runs: runs.len(), mean, deviation }
     }
 

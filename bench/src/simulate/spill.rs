@@ -52,6 +52,7 @@ pub fn compare<E>(mut done: impl FnMut(SimulationReport) -> Result<(), E>) -> Re
                     homing,
                     duration: DURATION,
                     seed,
+                    network: Duration::ZERO,
                 }));
             }
         }

@@ -1,13 +1,13 @@
 //! Virtual time: what happens next, and what it leads to.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 
 use super::policy::{Fleet, HomingOptions, Policy, PolicyName, Routed, View};
 use super::report::{Figures, Tally};
-use crate::engine::{Engine, EngineConfig, Event, FinishReason, Gauges, Request};
+use crate::engine::{Counters, Engine, EngineConfig, Event, FinishReason, Gauges, Request};
 use crate::text::{Prompt, TOKEN_BYTES, text_of, words};
 use crate::workload::{CallKind, Ending, Next, NextCall, Session, SessionPlan, Sessions, Workload};
 
@@ -37,6 +37,8 @@ pub struct Simulation {
     pub duration: Duration,
     /// Of what policies leave to chance.
     pub seed: u64,
+    /// The way from the clients to the fleet and back; half of it each way.
+    pub network: Duration,
 }
 
 /// Names a session in this run.
@@ -107,21 +109,19 @@ struct World {
     next_session: SessionId,
     next_request: u64,
     tally: Tally,
+    network: Duration,
 }
 
 /// Runs a simulation to its end.
 pub fn run(simulation: &Simulation) -> Figures {
+    run_stages(simulation, &[simulation.sessions]).pop().unwrap_or_default()
+}
+
+/// Runs one stage after the other on the same engines, each as long as the simulation and with as many sessions at once as it says. At the
+/// end of a stage its clients hang up; caches stay as they are.
+pub fn run_stages(simulation: &Simulation, stages: &[usize]) -> Vec<Figures> {
     let mut world = World::new(simulation);
-    while let Some(Reverse((at, _, happening))) = world.queue.pop() {
-        if at > simulation.duration {
-            break;
-        }
-        world.now = at;
-        world.happens(happening);
-    }
-    let counters: Vec<_> = world.engines.iter().map(Engine::counters).collect();
-    let unfinished = world.active.values().filter(|active| active.parent.is_none()).count();
-    world.tally.figures(simulation.duration, unfinished, &counters)
+    (1..).zip(stages).map(|(stage, sessions)| world.stage(*sessions, simulation.duration, simulation.duration * stage)).collect()
 }
 
 impl World {
@@ -143,19 +143,52 @@ impl World {
             next_session: 0,
             next_request: 0,
             tally: Tally::default(),
+            network: simulation.network,
         };
-        if world.is_open {
-            world.schedule_arrival();
-        } else {
-            for place in 0..simulation.sessions {
-                world.schedule(STAGGER * place as u32, Happening::Arrives);
-            }
-        }
         if let Some(every) = world.policy.looks_every() {
             world.schedule(every, Happening::PolicyLooks);
         }
         world.schedule(LOOK, Happening::Look);
         world
+    }
+
+    fn stage(&mut self, sessions: usize, duration: Duration, until: Duration) -> Figures {
+        let before = self.counters();
+        if self.is_open {
+            self.schedule_arrival();
+        } else {
+            for place in 0..sessions {
+                self.schedule(STAGGER * place as u32, Happening::Arrives);
+            }
+        }
+        while self.queue.peek().is_some_and(|Reverse((at, ..))| *at <= until)
+            && let Some(Reverse((at, _, happening))) = self.queue.pop()
+        {
+            self.now = at;
+            self.happens(happening);
+        }
+        self.now = until;
+        let unfinished = self.active.values().filter(|active| active.parent.is_none()).count();
+        let figures = std::mem::take(&mut self.tally).figures(duration, unfinished, &(self.counters() - before));
+        self.all_hang_up();
+        figures
+    }
+
+    /// Every session ends where it is.
+    fn all_hang_up(&mut self) {
+        self.active.clear();
+        let on_their_way: BTreeSet<u64> = self.requests.keys().copied().collect();
+        for id in on_their_way {
+            self.hang_up(id);
+        }
+        self.queue.retain(|Reverse((_, _, happening))| {
+            matches!(happening, Happening::StepEnds(_) | Happening::PolicyLooks | Happening::Look)
+        });
+    }
+
+    /// What all engines have counted together.
+    fn counters(&self) -> Counters {
+        self.engines.iter().map(Engine::counters).fold(Counters::default(), |sum, one| sum + one)
     }
 
     fn schedule(&mut self, after: Duration, happening: Happening) {
@@ -172,7 +205,7 @@ impl World {
             Happening::Arrives => self.arrives(),
             Happening::PolicyLooks => self.policy_looks(),
             Happening::Look => {
-                self.tally.look(self.engines.iter().filter(|engine| engine.gauges().running > 0).count());
+                self.tally.look(self.engines.iter().filter(|engine| engine.metrics().running > 0).count());
                 self.schedule(LOOK, Happening::Look);
             }
         }
@@ -223,7 +256,7 @@ impl World {
         match active.session.advance() {
             Next::Call(call) => {
                 active.call = Some(call);
-                self.schedule(call.think, Happening::Sends(id));
+                self.schedule(call.think + self.network, Happening::Sends(id));
             }
             Next::FanOut(plans) => {
                 active.waits_for = plans.len();
@@ -328,7 +361,7 @@ impl World {
         if request.kind != CallKind::Side {
             let first_token = request.first_token.unwrap_or(self.now);
             let before = active.last.replace(request.replica);
-            self.tally.turn(first_token - request.sent, before.map(|before| before == request.replica));
+            self.tally.turn(first_token - request.sent + self.network, before.map(|before| before == request.replica));
         }
         self.goes_on(request.session);
     }
@@ -350,7 +383,7 @@ impl World {
     }
 
     fn policy_looks(&mut self) {
-        let engines: Vec<Gauges> = self.engines.iter().map(Engine::gauges).collect();
+        let engines: Vec<Gauges> = self.engines.iter().map(Engine::metrics).collect();
         self.policy.looked(&engines, &View { now: self.now, in_flight: &self.in_flight });
         if let Some(every) = self.policy.looks_every() {
             self.schedule(every, Happening::PolicyLooks);

@@ -177,9 +177,10 @@ impl Author {
         self.rng.random_range((least as f64).ln()..=(most as f64).ln()).exp().round() as usize
     }
 
-    /// The way to the client and back. Without it, sessions of one shape march in step and flatter any policy.
+    /// What passes between an answer and the next turn of a client that does not think: the way there and back, a connection, the client's
+    /// own work. The calibration to the published measurement found it. Without it, sessions march in step and flatter any policy.
     fn round_trip(&mut self) -> u64 {
-        self.rng.random_range(50..400)
+        self.rng.random_range(500..1_500)
     }
 
     /// How long an agent's tools, or its user, take.
