@@ -7,6 +7,7 @@ use homing_bench::engine::EngineConfig;
 use homing_bench::load::LoadArgs;
 use homing_bench::proxy::{self, Case, IdPlace, ProxyConfig, Subject, upstream};
 use homing_bench::replica::{Replica, ReplicaConfig};
+use homing_bench::report::ReportArgs;
 use homing_bench::simulate::{self, HomingOptions, PolicyName, Simulation, SimulationReport, SpillLine, Workload, WorkloadName};
 use homing_routing::policy::Limit;
 use std::io::{self, IsTerminal, Write};
@@ -26,6 +27,7 @@ struct Cli {
 enum Command {
     Replica(ReplicaArgs),
     Load(LoadArgs),
+    Report(ReportArgs),
     Simulate(SimulateArgs),
     Spill(SpillArgs),
     Proxy(ProxyArgs),
@@ -210,6 +212,7 @@ async fn main() -> Result<()> {
     match Cli::parse().command {
         Command::Replica(args) => replica(args).await,
         Command::Load(args) => load(&args).await,
+        Command::Report(args) => report(&args),
         Command::Simulate(args) => simulate(&args),
         Command::Spill(args) => spill(&args),
         Command::Proxy(args) => measure_proxy(args),
@@ -245,6 +248,13 @@ async fn replica(args: ReplicaArgs) -> Result<()> {
 async fn load(args: &LoadArgs) -> Result<()> {
     let report = args.run().await?;
     if args.json { say(&serde_json::to_string(&report)?) } else { say(&report.to_string()) }
+}
+
+fn report(args: &ReportArgs) -> Result<()> {
+    for path in args.run()? {
+        say(&path.display().to_string())?;
+    }
+    Ok(())
 }
 
 fn measure_proxy(args: ProxyArgs) -> Result<()> {
