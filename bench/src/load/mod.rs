@@ -19,7 +19,6 @@ mod report;
 mod stream;
 mod tally;
 
-pub use crate::workload::SessionShape;
 pub use api::{Api, HeaderStyle};
 pub use command::LoadArgs;
 pub use engines::HitCounters;
@@ -27,7 +26,7 @@ pub use latency::Latency;
 pub use report::LoadReport;
 
 use crate::proxy::cpu;
-use crate::workload::{Kind, Workload};
+use crate::workload::{Kind, SessionShape, Workload};
 use anyhow::{Result, ensure};
 use client::Endpoint;
 use drive::Run;

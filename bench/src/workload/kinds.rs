@@ -85,7 +85,7 @@ impl Workload {
         Self { seed, source: Source::Kind(kind) }
     }
 
-    /// The sessions of a trace, in its order, and no others.
+    /// The sessions of a trace, in its order, and no others. Either all have an arrival, in ascending order, or none.
     pub fn from_trace(plans: Vec<SessionPlan>) -> Self {
         Self { seed: 0, source: Source::Trace(plans.into()) }
     }
@@ -95,11 +95,11 @@ impl Workload {
         Sessions { workload: self.clone(), next: first, arrival_ms: 0.0, gaps: rng(self.seed, &[0, first]) }
     }
 
-    /// Whether sessions come at times of their own, all of them.
+    /// Whether sessions come at times of their own. In a trace all do, or none.
     pub fn is_open(&self) -> bool {
         match &self.source {
             Source::Kind(kind) => matches!(kind, Kind::Open { .. }),
-            Source::Trace(plans) => plans.iter().all(|plan| plan.arrival_ms.is_some()),
+            Source::Trace(plans) => plans.first().is_some_and(|plan| plan.arrival_ms.is_some()),
         }
     }
 
@@ -195,7 +195,7 @@ impl Author {
     fn shaped(&mut self, shape: SessionShape, think: fn(&mut Self) -> u64) -> SessionPlan {
         let turn = |turn: usize| {
             let tokens = if turn == 0 { shape.first_tokens } else { shape.turn_tokens };
-            let think_ms = if turn == 0 { 0 } else { think(self) };
+            let think_ms = if turn == 0 { self.round_trip() } else { think(self) };
             Step::Turn(self.call(think_ms, tokens, shape.max_tokens))
         };
         let steps = (0..shape.turns).map(turn).collect();
@@ -239,7 +239,8 @@ impl Author {
         }
         let share = self.rng.random_range(0.2..0.6);
         let output = self.output(room);
-        let first = self.call(0, (room as f64 * share) as usize, output);
+        let think_ms = self.round_trip();
+        let first = self.call(think_ms, (room as f64 * share) as usize, output);
         let mut used = Text::count(&first.text) + output;
         steps.push(Step::Turn(first));
         for _ in 0..40 {
@@ -364,9 +365,10 @@ mod tests {
         let plans = plans(Kind::Agents, 1, 400);
         let thinks: Vec<_> = plans
             .iter()
-            .flat_map(|plan| &plan.steps)
-            .filter_map(|step| if let Step::Turn(call) = step { Some(call.think_ms) } else { None })
-            .filter(|think_ms| *think_ms > 0)
+            .flat_map(|plan| {
+                plan.steps.iter().filter_map(|step| if let Step::Turn(call) = step { Some(call) } else { None }).skip(1)
+            })
+            .map(|call| call.think_ms)
             .collect();
         let share = |above: u64| thinks.iter().filter(|think| **think >= above).count() as f64 / thinks.len() as f64;
         assert!((0.15..0.25).contains(&share(1_000)), "{}", share(1_000));

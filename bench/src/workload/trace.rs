@@ -8,7 +8,7 @@
 //! |---|---|
 //! | `id` | the session's name; a UUID if clients of the system under test have one |
 //! | `parent` | the id of the session that started it; absent for none |
-//! | `arrival_ms` | milliseconds after the start at which it comes; absent in a closed loop |
+//! | `arrival_ms` | milliseconds after the start at which it comes, ascending; absent from every line in a closed loop |
 //! | `system` | the system prompt, a list of texts; absent for none |
 //! | `steps` | a list of `{"turn": CALL}`, `{"compact": CALL}`, `{"side": CALL}`, `{"fan_out": [SESSION, ..]}` and `"stop"` |
 //!
@@ -42,16 +42,21 @@ pub fn write(mut to: impl Write, plans: impl IntoIterator<Item = SessionPlan>) -
 /// Reads plans, one a line.
 ///
 /// # Errors
-/// The first line that is no plan, by its number.
+/// The first line that is no plan, or out of order, by its number.
 pub fn read(from: impl BufRead) -> Result<Vec<SessionPlan>> {
-    lines(from)
-        .map(|line| {
-            let (number, line) = line?;
-            let plan = serde_json::from_str(&line).with_context(|| format!("line {number} is no session plan"))?;
-            check(&plan).with_context(|| format!("line {number}"))?;
-            Ok(plan)
-        })
-        .collect()
+    let mut plans: Vec<SessionPlan> = Vec::new();
+    for line in lines(from) {
+        let (number, line) = line?;
+        let plan: SessionPlan = serde_json::from_str(&line).with_context(|| format!("line {number} is no session plan"))?;
+        check(&plan).with_context(|| format!("line {number}"))?;
+        if let Some(last) = plans.last() {
+            let (arrival, before) = (plan.arrival_ms, last.arrival_ms);
+            ensure!(arrival.is_some() == before.is_some(), "line {number}: either every session has an arrival_ms or none");
+            ensure!(arrival >= before, "line {number} arrives before the one above it: sort the trace by arrival_ms");
+        }
+        plans.push(plan);
+    }
+    Ok(plans)
 }
 
 /// Reads a file of session plans or a [Mooncake](mooncake) trace, whichever it is.
@@ -127,7 +132,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_was_written_is_what_is_read(plans in prop::collection::vec(any_plan(any_step()), 0..5)) {
+        fn what_was_written_is_what_is_read(plans in prop::collection::vec(any_plan(any_step()), 0..5), open: bool) {
+            let arrive = |(at, plan)| SessionPlan { arrival_ms: open.then_some(1000 * at as u64), ..plan };
+            let plans: Vec<_> = plans.into_iter().enumerate().map(arrive).collect();
             let mut file = Vec::new();
             write(&mut file, plans.clone()).unwrap();
             prop_assert_eq!(file.iter().filter(|byte| **byte == b'\n').count(), plans.len());
@@ -156,6 +163,9 @@ mod tests {
     fn errors_name_the_line_and_what_is_wrong() {
         let error = |text: &str| format!("{:#}", read(text.as_bytes()).unwrap_err());
         assert!(error("\n{\"id\":\"a\"}").starts_with("line 2 is no session plan: missing field `steps`"));
+        let arrives = |arrival: &str| format!("{{\"id\":\"a\",{arrival}\"steps\":[]}}\n");
+        assert!(error(&(arrives("\"arrival_ms\":1,") + &arrives(""))).starts_with("line 2: either every session"));
+        assert!(error(&(arrives("\"arrival_ms\":2,") + &arrives("\"arrival_ms\":1,"))).starts_with("line 2 arrives before"));
         assert!(error(r#"{"id":"a","steps":[],"think":1}"#).contains("unknown field `think`"));
         let nothing = r#"{"id":"a","steps":[{"fan_out":[{"id":"b","steps":[{"side":{"text":[],"output":0}}]}]}]}"#;
         assert!(error(nothing).contains("an output of at least 1"));
