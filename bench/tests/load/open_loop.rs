@@ -26,7 +26,9 @@ async fn one_at_a_time(service: Duration) -> Endpoint {
 async fn at_a_rate(endpoint: &Endpoint, drain: Duration) -> LoadReport {
     let config = LoadConfig {
         workload: small(1),
-        rate: Some(40.0 * 60.0),
+        // 40 a second of real time; the way to the client, some hundred milliseconds of the engine's time, is then next to nothing.
+        rate: Some(24.0),
+        speed: 100.0,
         duration: Duration::from_secs(1),
         drain,
         seed: 7,
@@ -41,8 +43,10 @@ async fn a_slow_endpoint_gets_as_many_sessions_as_a_fast_one() {
     let slow = at_a_rate(&one_at_a_time(Duration::from_secs(60)).await, Duration::ZERO).await;
     assert!((25..55).contains(&fast.sessions_started), "{fast:?}");
     assert_eq!(slow.sessions_started, fast.sessions_started, "the arrivals are the seed's, not the endpoint's");
-    assert_eq!((slow.turns, slow.turns_unfinished, slow.ttfb_s), (0, slow.sessions_started, None));
-    assert_eq!((fast.sessions, fast.rate, fast.turns_unfinished), (0, Some(2400.0), 0));
+    let sent = fast.ttfb_s.unwrap().count;
+    assert!((fast.sessions_started - 2..=fast.sessions_started).contains(&sent), "but for the last in the run: {fast:?}");
+    assert_eq!((slow.turns, slow.turns_unfinished, slow.ttfb_s), (0, sent, None));
+    assert_eq!((fast.sessions, fast.rate, fast.turns_unfinished), (0, Some(24.0), 0));
 }
 
 #[tokio::test]
@@ -50,8 +54,8 @@ async fn time_in_the_queue_is_time_to_the_first_token() {
     // 40 a second come and 20 a second are served: the last one waits for about as long as the run.
     let report = at_a_rate(&one_at_a_time(Duration::from_millis(50)).await, Duration::from_secs(30)).await;
     let ttfb = report.ttfb_s.unwrap();
-    assert_eq!(ttfb.count, report.sessions_started, "also those that were served after the run: {report:?}");
-    assert!(ttfb.max > 0.5 && ttfb.p50 > 0.2, "{report:?}");
+    assert!(ttfb.count + 2 >= report.sessions_started, "also those that were served after the run: {report:?}");
+    assert!(ttfb.max > 50.0 && ttfb.p50 > 20.0, "{report:?}");
     assert!(report.sessions_completed < report.sessions_started, "rates are of what ended in the run: {report:?}");
 }
 
