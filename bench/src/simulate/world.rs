@@ -43,7 +43,7 @@ pub struct Simulation {
 type SessionId = u64;
 
 /// What can happen next.
-#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Happening {
     /// An engine's step ends.
     StepEnds(usize),

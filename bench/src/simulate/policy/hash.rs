@@ -6,8 +6,8 @@ use std::hash::{DefaultHasher, Hash as _, Hasher};
 
 use super::{Policy, Routed, View};
 
-/// In-flight requests that a replica may have, in per cent of the mean: Envoy's documentation recommends no number for
-/// `hash_balance_factor`; KubeAI's default and the value of the paper's experiments is 125.
+/// In-flight requests that a replica may have, in per cent of the mean: KubeAI's default (`meanLoadFactor`). Envoy has none and calls 120
+/// to 200 typical (`hash_balance_factor`).
 const BOUND_PERCENT: usize = 125;
 
 /// Always the session's first replica, as Envoy's `RING_HASH` and `MAGLEV`.
