@@ -1,0 +1,212 @@
+//! One run: a stage's load through one variant, and what the replicas and the machine say of it.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use tokio::process::Command;
+
+use crate::stack::MODEL;
+use crate::tools::Tools;
+
+/// The header that names a session, for routers that are told which one to look at.
+pub(super) const SESSION_HEADER: &str = "x-session-id";
+
+/// Requests that a stand-in replica remembers; of one that has as many, some may be forgotten.
+const REMEMBERED: usize = 256;
+
+/// A load: what `homing-bench load` is asked for besides where and how long.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Stage {
+    /// Its name on the command line and in the results.
+    pub(super) name: String,
+    /// Arguments of `homing-bench load`.
+    pub(super) args: Vec<String>,
+}
+
+impl std::str::FromStr for Stage {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        let args: &[&str] = match name {
+            number if number.parse::<u32>().is_ok_and(|sessions| sessions > 0) => &["--sessions", number],
+            _ => return Err("give a number of sessions, such as 8".into()),
+        };
+        Ok(Self { name: name.to_owned(), args: args.iter().map(ToString::to_string).collect() })
+    }
+}
+
+/// What every run has in common.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pace {
+    /// Seconds of real time.
+    pub(super) seconds: u64,
+    /// How many times faster than real time the replicas compute.
+    pub(super) speed: f64,
+}
+
+/// A finished run.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Run {
+    /// The variant.
+    pub(super) variant: String,
+    /// The stage.
+    pub(super) stage: String,
+    /// Counted from 1; all variants of a round send the same sessions.
+    pub(super) round: u64,
+    /// Turns that came to the replica of the turn before, in per cent of those that had one before, from what the replicas
+    /// received; none if a replica forgot some of it.
+    pub(super) stayed: Option<f64>,
+    /// How busy all the machine's processors were, in per cent.
+    pub(super) machine_busy: Option<f64>,
+    /// What `homing-bench load --json` printed.
+    pub(super) report: Value,
+}
+
+/// Sends the load to `url` and looks at what came of it.
+pub(super) async fn run(
+    tools: &Tools,
+    url: &str,
+    replicas: &[SocketAddr],
+    stage: &Stage,
+    round: u64,
+    pace: Pace,
+) -> Result<(Value, Option<f64>, Option<f64>)> {
+    let urls: Vec<_> = replicas.iter().map(|address| format!("http://{address}")).collect();
+    let mut command = Command::new(&tools.bench);
+    command.args(["load", "--json", "--model", MODEL, "--url", url, "--replicas", &urls.join(",")]);
+    command.args(["--duration", &format!("{}s", pace.seconds), "--speed", &pace.speed.to_string(), "--seed", &round.to_string()]);
+    command.args(&stage.args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+    let before = processor_time();
+    let limit = Duration::from_secs(pace.seconds.saturating_add(60));
+    let output = tokio::time::timeout(limit, command.spawn()?.wait_with_output()).await.context("the load did not end")??;
+    let machine_busy = before.zip(processor_time()).and_then(|(before, after)| after.busy_since(before));
+    ensure!(output.status.success(), "the load failed ({}).\n{}", output.status, String::from_utf8_lossy(&output.stderr));
+    let report = serde_json::from_slice(&output.stdout).context("the load's figures")?;
+    let mut received = Vec::new();
+    for url in &urls {
+        received.push(reqwest::get(format!("{url}/debug/requests")).await?.json::<Vec<Received>>().await?);
+    }
+    Ok((report, stayed(&received), machine_busy))
+}
+
+/// A request as a stand-in replica recorded it.
+#[derive(Debug, Deserialize)]
+struct Received {
+    method: String,
+    headers: Vec<(String, String)>,
+    body_length: usize,
+}
+
+/// Turns at the replica of the turn before, in per cent, from what each replica received. Each turn of a session is longer than the
+/// one before, which puts them in order; one that came twice was tried again, and the last replica in the list is taken.
+fn stayed(replicas: &[Vec<Received>]) -> Option<f64> {
+    if replicas.iter().any(|received| received.len() >= REMEMBERED) {
+        return None;
+    }
+    let mut turns = Vec::new();
+    for (replica, received) in replicas.iter().enumerate() {
+        for request in received.iter().filter(|request| request.method == "POST") {
+            if let Some((_, session)) = request.headers.iter().find(|(name, _)| name == SESSION_HEADER) {
+                turns.push((session.as_str(), request.body_length, replica));
+            }
+        }
+    }
+    turns.sort_unstable();
+    turns.dedup_by(|later, first| {
+        let again = (later.0, later.1) == (first.0, first.1);
+        if again {
+            first.2 = later.2;
+        }
+        again
+    });
+    let followed: Vec<_> = turns.windows(2).filter(|pair| pair[0].0 == pair[1].0).collect();
+    let at_the_same = followed.iter().filter(|pair| pair[0].2 == pair[1].2).count();
+    (!followed.is_empty()).then(|| 100.0 * at_the_same as f64 / followed.len() as f64)
+}
+
+/// Time of all processors since the machine's start, in the kernel's ticks.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct ProcessorTime {
+    all: u64,
+    idle: u64,
+}
+
+impl ProcessorTime {
+    fn busy_since(self, before: Self) -> Option<f64> {
+        let (all, idle) = (self.all.checked_sub(before.all)?, self.idle.checked_sub(before.idle)?);
+        (all > 0).then(|| 100.0 * all.saturating_sub(idle) as f64 / all as f64)
+    }
+
+    /// From `/proc/stat`, whose first line is `cpu user nice system idle iowait irq softirq steal ..`.
+    fn parse(stat: &str) -> Option<Self> {
+        let fields: Vec<u64> = stat.lines().next()?.split_whitespace().skip(1).filter_map(|field| field.parse().ok()).collect();
+        let idle = fields.get(3)? + fields.get(4)?;
+        // Guests' time, in the last fields, is in the first ones too.
+        Some(Self { all: fields.iter().take(8).sum(), idle })
+    }
+}
+
+/// None where there is no `/proc`.
+fn processor_time() -> Option<ProcessorTime> {
+    ProcessorTime::parse(&fs::read_to_string("/proc/stat").ok()?)
+}
+
+/// The sum of a metric's samples at a replica.
+pub(super) async fn metric(replica: SocketAddr, name: &str, label: &str) -> Result<f64> {
+    let text = reqwest::get(format!("http://{replica}/metrics")).await?.text().await?;
+    let line = text.lines().find(|line| line.starts_with(name)).with_context(|| format!("the replica has no metric {name}"))?;
+    let after = line.split_once(&format!("{label}=\"")).map(|(_, after)| after);
+    let Some(value) = after.and_then(|after| after.split('"').next()?.parse().ok()) else { bail!("{name} has no {label}") };
+    Ok(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn turn(session: &str, body_length: usize) -> Received {
+        let headers = vec![("host".to_owned(), "h".to_owned()), (SESSION_HEADER.to_owned(), session.to_owned())];
+        Received { method: "POST".into(), headers, body_length }
+    }
+
+    #[test]
+    fn turns_stay_if_they_come_to_the_replica_of_the_turn_before() {
+        let probe = Received { method: "GET".into(), headers: Vec::new(), body_length: 0 };
+        let replicas = [vec![turn("a", 10), turn("b", 10), turn("a", 20), probe], vec![turn("a", 30), turn("a", 40)]];
+        // a: 10 -> 20 stays, 20 -> 30 moves, 30 -> 40 stays; b has one turn only.
+        assert_eq!(stayed(&replicas), Some(100.0 * 2.0 / 3.0));
+        assert_eq!(stayed(&[vec![turn("a", 1)], Vec::new()]), None);
+    }
+
+    #[test]
+    fn a_turn_that_was_tried_again_counts_where_it_was_tried_last() {
+        assert_eq!(stayed(&[vec![turn("a", 10)], vec![turn("a", 10), turn("a", 20)]]), Some(100.0));
+    }
+
+    #[test]
+    fn nothing_is_said_when_a_replica_may_have_forgotten_requests() {
+        let many = (1..=REMEMBERED).map(|length| turn("a", length)).collect();
+        assert_eq!(stayed(&[many]), None);
+    }
+
+    #[test]
+    fn the_machines_busy_share_is_read_from_proc_stat() {
+        let at = |stat: &str| ProcessorTime::parse(stat).expect("times");
+        let (before, after) = (at("cpu  10 0 10 70 10 0 0 0 5 0\ncpu0 1"), at("cpu  40 0 30 90 40 0 0 0 9 0\n"));
+        assert_eq!(after.busy_since(before), Some(50.0));
+        assert_eq!(before.busy_since(before), None);
+        assert_eq!(ProcessorTime::parse(""), None);
+    }
+
+    #[test]
+    fn a_stage_is_named_by_what_it_sends() {
+        let stage: Stage = "16".parse().expect("a stage");
+        assert_eq!(stage, Stage { name: "16".into(), args: vec!["--sessions".into(), "16".into()] });
+        assert!("0".parse::<Stage>().is_err() && "x".parse::<Stage>().is_err());
+    }
+}
