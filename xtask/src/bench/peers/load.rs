@@ -1,6 +1,5 @@
 //! One run: a stage's load through one variant, and what the replicas and the machine say of it.
 
-use std::fs;
 use std::net::SocketAddr;
 use std::process::Stdio;
 use std::time::Duration;
@@ -10,6 +9,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::process::Command;
 
+use super::machine::{Busy, ProcessorTime};
+use super::variant::Running;
 use crate::stack::MODEL;
 use crate::tools::Tools;
 
@@ -58,40 +59,43 @@ pub(super) struct Run {
     pub(super) stage: String,
     /// Counted from 1; all variants of a round send the same sessions.
     pub(super) round: u64,
+    /// What was measured.
+    #[serde(flatten)]
+    pub(super) figures: Figures,
+}
+
+/// What a run showed.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Figures {
     /// Turns that came to the replica of the turn before, in per cent of those that had one before, from what the replicas
     /// received; none if a replica forgot some of it.
     pub(super) stayed: Option<f64>,
-    /// How busy all the machine's processors were, in per cent.
-    pub(super) machine_busy: Option<f64>,
+    /// How busy processors were; none where that cannot be read.
+    pub(super) busy: Option<Busy>,
     /// What `homing-bench load --json` printed.
     pub(super) report: Value,
 }
 
-/// Sends the load to `url` and looks at what came of it.
-pub(super) async fn run(
-    tools: &Tools,
-    url: &str,
-    replicas: &[SocketAddr],
-    stage: &Stage,
-    round: u64,
-    pace: Pace,
-) -> Result<(Value, Option<f64>, Option<f64>)> {
-    let urls: Vec<_> = replicas.iter().map(|address| format!("http://{address}")).collect();
+/// Sends the load through a variant and looks at what came of it.
+pub(super) async fn run(tools: &Tools, through: &Running, stage: &Stage, round: u64, pace: Pace) -> Result<Figures> {
+    let replicas: Vec<_> = through.replicas.iter().map(|address| format!("http://{address}")).collect();
     let mut command = Command::new(&tools.bench);
-    command.args(["load", "--json", "--model", MODEL, "--url", url, "--replicas", &urls.join(",")]);
+    command.args(["load", "--json", "--model", MODEL, "--url", &through.url, "--replicas", &replicas.join(",")]);
     command.args(["--duration", &format!("{}s", pace.seconds), "--speed", &pace.speed.to_string(), "--seed", &round.to_string()]);
     command.args(&stage.args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
-    let before = processor_time();
+    let before = ProcessorTime::now();
     let limit = Duration::from_secs(pace.seconds.saturating_add(60));
     let output = tokio::time::timeout(limit, command.spawn()?.wait_with_output()).await.context("the load did not end")??;
-    let machine_busy = before.zip(processor_time()).and_then(|(before, after)| after.busy_since(before));
+    let busy = before.zip(ProcessorTime::now()).and_then(|(before, after)| after.since(before));
     ensure!(output.status.success(), "the load failed ({}).\n{}", output.status, String::from_utf8_lossy(&output.stderr));
-    let report = serde_json::from_slice(&output.stdout).context("the load's figures")?;
+    let report: Value = serde_json::from_slice(&output.stdout).context("the load's figures")?;
     let mut received = Vec::new();
-    for url in &urls {
+    for url in &replicas {
         received.push(reqwest::get(format!("{url}/debug/requests")).await?.json::<Vec<Received>>().await?);
     }
-    Ok((report, stayed(&received), machine_busy))
+    // A router that keeps the session's header to itself may name the replica in its answers.
+    let stayed = stayed(&received).or_else(|| report["stayed"].as_f64());
+    Ok(Figures { stayed, busy, report })
 }
 
 /// A request as a stand-in replica recorded it.
@@ -127,33 +131,6 @@ fn stayed(replicas: &[Vec<Received>]) -> Option<f64> {
     let followed: Vec<_> = turns.windows(2).filter(|pair| pair[0].0 == pair[1].0).collect();
     let at_the_same = followed.iter().filter(|pair| pair[0].2 == pair[1].2).count();
     (!followed.is_empty()).then(|| 100.0 * at_the_same as f64 / followed.len() as f64)
-}
-
-/// Time of all processors since the machine's start, in the kernel's ticks.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct ProcessorTime {
-    all: u64,
-    idle: u64,
-}
-
-impl ProcessorTime {
-    fn busy_since(self, before: Self) -> Option<f64> {
-        let (all, idle) = (self.all.checked_sub(before.all)?, self.idle.checked_sub(before.idle)?);
-        (all > 0).then(|| 100.0 * all.saturating_sub(idle) as f64 / all as f64)
-    }
-
-    /// From `/proc/stat`, whose first line is `cpu user nice system idle iowait irq softirq steal ..`.
-    fn parse(stat: &str) -> Option<Self> {
-        let fields: Vec<u64> = stat.lines().next()?.split_whitespace().skip(1).filter_map(|field| field.parse().ok()).collect();
-        let idle = fields.get(3)? + fields.get(4)?;
-        // Guests' time, in the last fields, is in the first ones too.
-        Some(Self { all: fields.iter().take(8).sum(), idle })
-    }
-}
-
-/// None where there is no `/proc`.
-fn processor_time() -> Option<ProcessorTime> {
-    ProcessorTime::parse(&fs::read_to_string("/proc/stat").ok()?)
 }
 
 /// The sum of a metric's samples at a replica.
@@ -192,15 +169,6 @@ mod tests {
     fn nothing_is_said_when_a_replica_may_have_forgotten_requests() {
         let many = (1..=REMEMBERED).map(|length| turn("a", length)).collect();
         assert_eq!(stayed(&[many]), None);
-    }
-
-    #[test]
-    fn the_machines_busy_share_is_read_from_proc_stat() {
-        let at = |stat: &str| ProcessorTime::parse(stat).expect("times");
-        let (before, after) = (at("cpu  10 0 10 70 10 0 0 0 5 0\ncpu0 1"), at("cpu  40 0 30 90 40 0 0 0 9 0\n"));
-        assert_eq!(after.busy_since(before), Some(50.0));
-        assert_eq!(before.busy_since(before), None);
-        assert_eq!(ProcessorTime::parse(""), None);
     }
 
     #[test]

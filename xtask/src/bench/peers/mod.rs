@@ -5,6 +5,7 @@
 
 mod calibrate;
 mod load;
+mod machine;
 mod plain_envoy;
 mod report;
 mod variant;
@@ -128,9 +129,8 @@ async fn measure(options: &PeersOptions) -> Result<Results> {
 
 async fn one(name: &str, variant: Variant, stage: &Stage, round: u64, setting: &Setting) -> Result<Run> {
     let running = variant::start(variant, setting).await?;
-    let (report, stayed, machine_busy) =
-        load::run(&setting.tools, &running.url, &running.replicas, stage, round, setting.pace).await?;
-    Ok(Run { variant: name.to_owned(), stage: stage.name.clone(), round, stayed, machine_busy, report })
+    let figures = load::run(&setting.tools, &running, stage, round, setting.pace).await?;
+    Ok(Run { variant: name.to_owned(), stage: stage.name.clone(), round, figures })
 }
 
 /// How long it will take yet, once that can be said.

@@ -9,12 +9,13 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::load::Run;
+use super::machine::Busy;
 
 /// Between these lines of a document stand the figures, and nothing else.
 const BEGIN: &str = "<!-- figures: written by `cargo xtask bench peers --out` -->";
 const END: &str = "<!-- end of figures -->";
 
-/// Above this share of the machine's processors a run measures the machine.
+/// Above this share of busy processors, in per cent, a run begins to measure the machine.
 const BUSY_LIMIT: f64 = 70.0;
 
 /// All runs of a measurement.
@@ -32,12 +33,12 @@ pub(super) struct Results {
 type Column = (&'static str, usize, fn(&Run) -> Option<f64>);
 
 const COLUMNS: [Column; 6] = [
-    ("prefix hits %", 1, |run| run.report["prefix_hits"].as_f64()),
-    ("TTFB p50 s", 2, |run| run.report["ttfb_p50_s"].as_f64()),
-    ("TTFB p95 s", 2, |run| run.report["ttfb_p95_s"].as_f64()),
-    ("TTFB mean s", 2, |run| run.report["ttfb_s"]["mean"].as_f64()),
-    ("output tok/min", 0, |run| run.report["output_tokens_per_minute"].as_f64()),
-    ("stayed %", 1, |run| run.stayed),
+    ("prefix hits %", 1, |run| run.figures.report["prefix_hits"].as_f64()),
+    ("TTFB p50 s", 2, |run| run.figures.report["ttfb_p50_s"].as_f64()),
+    ("TTFB p95 s", 2, |run| run.figures.report["ttfb_p95_s"].as_f64()),
+    ("TTFB mean s", 2, |run| run.figures.report["ttfb_s"]["mean"].as_f64()),
+    ("output tok/min", 0, |run| run.figures.report["output_tokens_per_minute"].as_f64()),
+    ("stayed %", 1, |run| run.figures.stayed),
 ];
 
 impl Results {
@@ -70,19 +71,22 @@ impl Results {
         text
     }
 
-    /// How busy the machine was, which says whether the figures are the model's.
+    /// How busy processors were, which says whether the figures are the model's.
     fn machine(&self) -> String {
-        let busy: Vec<_> = self.runs.iter().filter_map(|run| run.machine_busy.map(|busy| (busy, run))).collect();
-        let Some((most, run)) = busy.iter().max_by(|a, b| a.0.total_cmp(&b.0)) else {
+        let busy: Vec<_> = self.runs.iter().filter_map(|run| Some((run.figures.busy?, run))).collect();
+        let Some((most, run)) = busy.iter().max_by(|a, b| a.0.run.total_cmp(&b.0.run)) else {
             return "How busy the machine's processors were is not known.".into();
         };
-        let above = busy.iter().filter(|(busy, _)| *busy > BUSY_LIMIT).count();
-        let mean = busy.iter().map(|(busy, _)| busy).sum::<f64>() / busy.len() as f64;
+        let mean = |of: fn(&Busy) -> f64| busy.iter().map(|(busy, _)| of(busy)).sum::<f64>() / busy.len() as f64;
+        let above = busy.iter().filter(|(busy, _)| busy.machine > BUSY_LIMIT).count();
         format!(
-            "The machine's processors were {mean:.0} % busy in the mean run and {most:.0} % in the busiest ({}, {}). {above} of {} runs were \
-             above {BUSY_LIMIT:.0} %, where the machine begins to show in the figures.",
+            "Load generator, router and replicas kept {:.0} % of the machine's processors busy in the mean run and {:.0} % in the busiest ({}, \
+             {}); with everything else that ran, it was {:.0} % in the mean, and above {BUSY_LIMIT:.0} % in {above} of {} runs.",
+            mean(|busy| busy.run),
+            most.run,
             run.variant,
             run.stage,
+            mean(|busy| busy.machine),
             busy.len(),
         )
     }
@@ -113,7 +117,7 @@ fn cell(values: impl Iterator<Item = Option<f64>>, digits: usize) -> String {
 /// Failed turns of all rounds, by kind.
 fn errors(runs: &[&Run]) -> String {
     let mut kinds = std::collections::BTreeMap::<&str, u64>::new();
-    for (kind, count) in runs.iter().filter_map(|run| run.report["errors"].as_object()).flatten() {
+    for (kind, count) in runs.iter().filter_map(|run| run.figures.report["errors"].as_object()).flatten() {
         *kinds.entry(kind).or_default() += count.as_u64().unwrap_or_default();
     }
     if kinds.is_empty() {
@@ -145,9 +149,9 @@ pub(super) fn line(run: &Run) -> String {
     let figures: Vec<_> = COLUMNS
         .iter()
         .filter_map(|(heading, digits, of)| of(run).map(|value| format!("{heading} {value:.digits$}")))
-        .chain(run.machine_busy.map(|busy| format!("machine {busy:.0} % busy")))
+        .chain(run.figures.busy.map(|busy| format!("processors {:.0} % busy, {:.0} % by this run", busy.machine, busy.run)))
         .collect();
-    let failed = match &run.report["errors"] {
+    let failed = match &run.figures.report["errors"] {
         Value::Object(kinds) if !kinds.is_empty() => format!(", errors {}", errors(&[run])),
         _ => String::new(),
     };
@@ -158,25 +162,28 @@ pub(super) fn line(run: &Run) -> String {
 mod tests {
     use serde_json::json;
 
+    use super::super::load::Figures;
     use super::*;
 
     fn run(variant: &str, stage: &str, round: u64, hits: f64) -> Run {
         let report = json!({ "prefix_hits": hits, "ttfb_p50_s": 0.5, "output_tokens_per_minute": 1000.4, "errors": {} });
-        Run { variant: variant.into(), stage: stage.into(), round, stayed: None, machine_busy: Some(40.0 + hits / 10.0), report }
+        let figures = Figures { stayed: None, busy: Some(Busy { run: hits / 2.0, machine: hits }), report };
+        Run { variant: variant.into(), stage: stage.into(), round, figures }
     }
 
     #[test]
     fn a_line_has_mean_and_range_over_the_rounds() {
         let mut runs =
             vec![run("one", "4", 1, 80.0), run("two", "4", 1, 20.0), run("one", "4", 2, 90.0), run("one", "open", 1, 1.0)];
-        runs[2].report["errors"] = json!({ "status_503": 2 });
+        runs[2].figures.report["errors"] = json!({ "status_503": 2 });
         let text = Results { speed: 10.0, seconds: 9, runs }.markdown();
         assert!(text.contains("2 rounds; each run 9 s at 10 times real time, 90 s of the model's time"), "{text}");
         let expected = "| one | 85.0 (80.0-90.0) | 0.50 (0.50-0.50) | - | - | 1000 (1000-1000) | - | 2 status_503 |";
         assert!(text.contains("### 4 sessions\n") && text.contains(expected), "{text}");
         assert!(text.contains("| two | 20.0 | 0.50 | - | - | 1000 | - | 0 |"), "{text}");
         assert_eq!(text.split("### open").nth(1).map(|rest| rest.matches("\n| ").count()), Some(2), "{text}");
-        assert!(text.contains("49 % in the busiest (one, 4). 0 of 4 runs"), "{text}");
+        assert!(text.contains("24 % of the machine's processors busy in the mean run and 45 % in the busiest (one, 4)"), "{text}");
+        assert!(text.contains("it was 48 % in the mean, and above 70 % in 2 of 4 runs"), "{text}");
     }
 
     #[test]

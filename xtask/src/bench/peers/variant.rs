@@ -38,7 +38,9 @@ pub(super) enum VllmRouter {
 pub(super) enum Smg {
     /// Its default policy, which goes by the text of the prompt.
     CacheAware,
-    /// The same, and sessions stay where their first turn went.
+    /// The same, but a match counts only from half of the prompt on, which a system prompt that all share does not reach.
+    CacheAwareHalf,
+    /// Its default policy, and sessions stay where their first turn went.
     StickyCacheAware,
     /// Sessions stay where their first turn went, which is the replica of the fewest requests.
     StickyMinLoad,
@@ -54,7 +56,7 @@ pub(super) enum Variant {
 }
 
 /// All of them, in the order they are listed, by their names on the command line and in the results.
-pub(super) const VARIANTS: [(&str, Variant); 12] = [
+pub(super) const VARIANTS: [(&str, Variant); 13] = [
     ("homing", Variant::Homing),
     ("envoy-round-robin", Variant::Envoy(EnvoyPolicy::RoundRobin)),
     ("envoy-least-request", Variant::Envoy(EnvoyPolicy::LeastRequest)),
@@ -65,6 +67,7 @@ pub(super) const VARIANTS: [(&str, Variant); 12] = [
     ("vllm-router-sticky", Variant::VllmRouter(VllmRouter::StickyLeastLoaded)),
     ("vllm-router-program", Variant::VllmRouter(VllmRouter::ProgramScheduling)),
     ("smg-cache-aware", Variant::Smg(Smg::CacheAware)),
+    ("smg-cache-aware-half", Variant::Smg(Smg::CacheAwareHalf)),
     ("smg-sticky", Variant::Smg(Smg::StickyCacheAware)),
     ("smg-sticky-min-load", Variant::Smg(Smg::StickyMinLoad)),
 ];
@@ -152,12 +155,13 @@ fn command(variant: Variant, setting: &Setting) -> Result<(&'static str, Vec<Str
             args.push("--disable-tokenizer-autoload".into());
             let interval = (LOAD_MONITOR_SECONDS / setting.pace.speed).ceil();
             args.extend(["--load-monitor-interval".into(), interval.to_string()]);
-            if mode != Smg::CacheAware {
-                args.extend(words(&format!("--sticky-sessions --routing-key-headers {SESSION_HEADER}")));
-            }
-            if mode == Smg::StickyMinLoad {
-                args.extend(words("--assignment-mode min_load"));
-            }
+            let sticky = format!("--sticky-sessions --routing-key-headers {SESSION_HEADER}");
+            args.extend(match mode {
+                Smg::CacheAware => Vec::new(),
+                Smg::CacheAwareHalf => words("--cache-threshold 0.5"),
+                Smg::StickyCacheAware => words(&sticky),
+                Smg::StickyMinLoad => words(&format!("{sticky} --assignment-mode min_load")),
+            });
             ("smg", args)
         }
         Variant::Envoy(_) | Variant::Homing => unreachable!("these are no peer routers"),
@@ -205,16 +209,11 @@ async fn start_router(program: &Path, own: Vec<String>, replicas: &[SocketAddr],
     Ok((router, url))
 }
 
-/// Whether the router lists every replica, among those it calls ready if it says so (smg), and is healthy.
+/// Whether the router is healthy and lists every replica as healthy too.
 async fn serves(url: &str, replicas: &[SocketAddr]) -> bool {
-    let health = reqwest::get(format!("{url}/health")).await;
-    if !health.is_ok_and(|answer| answer.status().is_success()) {
-        return false;
-    }
-    let Ok(answer) = reqwest::get(format!("{url}/workers")).await else { return false };
-    // vllm-router has no such endpoint, and listens only once its replicas are healthy.
-    let Ok(workers) = answer.error_for_status() else { return true };
+    let get = async |path: &str| reqwest::get(format!("{url}/{path}")).await?.error_for_status();
+    let (Ok(_), Ok(workers)) = (get("health").await, get("workers").await) else { return false };
     let listed: Value = workers.json().await.unwrap_or_default();
-    let ready = |worker: &&Value| worker["status"] == "ready";
-    listed["workers"].as_array().is_some_and(|workers| workers.iter().filter(ready).count() == replicas.len())
+    let healthy = |worker: &&Value| worker["is_healthy"] == true;
+    listed["workers"].as_array().is_some_and(|workers| workers.iter().filter(healthy).count() == replicas.len())
 }
