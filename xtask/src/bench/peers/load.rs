@@ -33,11 +33,16 @@ impl std::str::FromStr for Stage {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Self, String> {
-        let args: &[&str] = match name {
-            number if number.parse::<u32>().is_ok_and(|sessions| sessions > 0) => &["--sessions", number],
-            _ => return Err("give a number of sessions, such as 8".into()),
+        let words = |text: String| text.split_whitespace().map(str::to_owned).collect();
+        let positive = |number: &str| number.parse::<f64>().is_ok_and(|number| number.is_finite() && number > 0.0);
+        let sessions = |number: &str| number.parse::<u32>().is_ok_and(|sessions| sessions > 0);
+        let args = match name.split_once(':') {
+            None if sessions(name) => words(format!("--sessions {name}")),
+            Some(("open", rate)) if positive(rate) => words(format!("--workload open --rate {rate}")),
+            Some(("skewed", number)) if sessions(number) => words(format!("--workload skewed --sessions {number}")),
+            _ => return Err("give a number of sessions, such as 8, or open:SESSIONS-A-MINUTE, or skewed:SESSIONS".into()),
         };
-        Ok(Self { name: name.to_owned(), args: args.iter().map(ToString::to_string).collect() })
+        Ok(Self { name: name.to_owned(), args })
     }
 }
 
@@ -77,11 +82,12 @@ pub(super) struct Figures {
 }
 
 /// Sends the load through a variant and looks at what came of it.
-pub(super) async fn run(tools: &Tools, through: &Running, stage: &Stage, round: u64, pace: Pace) -> Result<Figures> {
+pub(super) async fn run(tools: &Tools, through: &Running, label: &str, stage: &Stage, round: u64, pace: Pace) -> Result<Figures> {
     let replicas: Vec<_> = through.replicas.iter().map(|address| format!("http://{address}")).collect();
     let mut command = Command::new(&tools.bench);
     command.args(["load", "--json", "--model", MODEL, "--url", &through.url, "--replicas", &replicas.join(",")]);
     command.args(["--duration", &format!("{}s", pace.seconds), "--speed", &pace.speed.to_string(), "--seed", &round.to_string()]);
+    command.args(["--label", label, "--round", &round.to_string(), "--replica-header", through.replica_header]);
     command.args(&stage.args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
     let before = ProcessorTime::now();
     let limit = Duration::from_secs(pace.seconds.saturating_add(60));
@@ -175,6 +181,10 @@ mod tests {
     fn a_stage_is_named_by_what_it_sends() {
         let stage: Stage = "16".parse().expect("a stage");
         assert_eq!(stage, Stage { name: "16".into(), args: vec!["--sessions".into(), "16".into()] });
-        assert!("0".parse::<Stage>().is_err() && "x".parse::<Stage>().is_err());
+        let stage: Stage = "open:6.5".parse().expect("a stage");
+        assert_eq!(stage.args, ["--workload", "open", "--rate", "6.5"]);
+        for wrong in ["0", "x", "open", "open:0", "skewed:1.5", "long:4"] {
+            assert!(wrong.parse::<Stage>().is_err(), "{wrong}");
+        }
     }
 }

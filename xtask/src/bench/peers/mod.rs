@@ -29,8 +29,9 @@ pub struct PeersOptions {
     /// How often each variant gets each stage, with other sessions each time.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..))]
     rounds: u64,
-    /// Loads to send: numbers of sessions.
-    #[arg(long, value_delimiter = ',', default_value = "4,8,16,24,32")]
+    /// Loads to send: a number of sessions of the reference workload, `open:RATE` for an open loop in which so many of them come a
+    /// minute, `skewed:SESSIONS` for sessions of which every eighth is long.
+    #[arg(long, value_delimiter = ',', default_value = "4,8,16,24,32,open:6,skewed:12")]
     stages: Vec<Stage>,
     /// Only these variants.
     #[arg(long, value_delimiter = ',', value_parser = VARIANTS.map(|(name, _)| name))]
@@ -129,7 +130,7 @@ async fn measure(options: &PeersOptions) -> Result<Results> {
 
 async fn one(name: &str, variant: Variant, stage: &Stage, round: u64, setting: &Setting) -> Result<Run> {
     let running = variant::start(variant, setting).await?;
-    let figures = load::run(&setting.tools, &running, stage, round, setting.pace).await?;
+    let figures = load::run(&setting.tools, &running, name, stage, round, setting.pace).await?;
     Ok(Run { variant: name.to_owned(), stage: stage.name.clone(), round, figures })
 }
 

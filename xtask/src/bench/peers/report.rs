@@ -55,7 +55,11 @@ impl Results {
         let headings: Vec<_> = COLUMNS.iter().map(|(heading, ..)| *heading).collect();
         let variants = self.names(|run| run.variant.clone());
         for stage in self.names(|run| run.stage.clone()) {
-            let heading = stage.parse::<u32>().map_or_else(|_| stage.clone(), |sessions| format!("{sessions} sessions"));
+            let heading = match stage.split_once(':') {
+                None => format!("{stage} sessions"),
+                Some(("open", rate)) => format!("Open loop, {rate} sessions a minute"),
+                Some((kind, sessions)) => format!("{sessions} sessions, {kind}"),
+            };
             let _ = writeln!(text, "\n### {heading}\n\n| variant | {} | errors |", headings.join(" | "));
             let _ = writeln!(text, "|---|{}--:|", "--:|".repeat(headings.len()));
             for variant in &variants {
@@ -174,14 +178,18 @@ mod tests {
     #[test]
     fn a_line_has_mean_and_range_over_the_rounds() {
         let mut runs =
-            vec![run("one", "4", 1, 80.0), run("two", "4", 1, 20.0), run("one", "4", 2, 90.0), run("one", "open", 1, 1.0)];
+            vec![run("one", "4", 1, 80.0), run("two", "4", 1, 20.0), run("one", "4", 2, 90.0), run("one", "open:6", 1, 1.0)];
         runs[2].figures.report["errors"] = json!({ "status_503": 2 });
         let text = Results { speed: 10.0, seconds: 9, runs }.markdown();
         assert!(text.contains("2 rounds; each run 9 s at 10 times real time, 90 s of the model's time"), "{text}");
         let expected = "| one | 85.0 (80.0-90.0) | 0.50 (0.50-0.50) | - | - | 1000 (1000-1000) | - | 2 status_503 |";
         assert!(text.contains("### 4 sessions\n") && text.contains(expected), "{text}");
         assert!(text.contains("| two | 20.0 | 0.50 | - | - | 1000 | - | 0 |"), "{text}");
-        assert_eq!(text.split("### open").nth(1).map(|rest| rest.matches("\n| ").count()), Some(2), "{text}");
+        assert_eq!(
+            text.split("### Open loop, 6 sessions a minute").nth(1).map(|rest| rest.matches("\n| ").count()),
+            Some(2),
+            "{text}"
+        );
         assert!(text.contains("24 % of the machine's processors busy in the mean run and 45 % in the busiest (one, 4)"), "{text}");
         assert!(text.contains("it was 48 % in the mean, and above 70 % in 2 of 4 runs"), "{text}");
     }

@@ -95,6 +95,8 @@ pub(super) struct Running {
     /// Where the load goes.
     pub(super) url: String,
     pub(super) replicas: Vec<SocketAddr>,
+    /// The answers' header that names the replica, of routers that have one.
+    pub(super) replica_header: &'static str,
     _parts: Parts,
 }
 
@@ -115,11 +117,12 @@ pub(super) fn replica_options(pace: Pace, replicas: usize) -> StackOptions {
 /// Starts a variant and waits until it serves.
 pub(super) async fn start(variant: Variant, setting: &Setting) -> Result<Running> {
     let options = replica_options(setting.pace, REPLICAS);
+    let replica_header = if matches!(variant, Variant::Smg(_)) { "x-smg-routed-worker-id" } else { "x-homing-replica" };
     let addresses = |replicas: &[Replica]| replicas.iter().map(|(_, address)| *address).collect::<Vec<_>>();
     if variant == Variant::Homing {
         let stack = Stack::start(&setting.tools, options).await?;
         let (url, replicas) = (format!("http://{}", stack.proxy), addresses(&stack.replicas));
-        return Ok(Running { url, replicas, _parts: Parts::Stack { _stack: Box::new(stack) } });
+        return Ok(Running { url, replicas, replica_header, _parts: Parts::Stack { _stack: Box::new(stack) } });
     }
     let dir = tempfile::Builder::new().prefix("homing-").tempdir()?;
     let _replicas = start_replicas(&setting.tools, &options, dir.path()).await?;
@@ -128,11 +131,11 @@ pub(super) async fn start(variant: Variant, setting: &Setting) -> Result<Running
         let config = plain_envoy::config(policy, &replicas)?;
         let _envoy = Envoy::start(&setting.tools.envoy, &config, CONCURRENCY, dir.path()).await?;
         let url = format!("http://{}", _envoy.listener("proxy")?);
-        return Ok(Running { url, replicas, _parts: Parts::Envoy { _envoy, _replicas, _dir: dir } });
+        return Ok(Running { url, replicas, replica_header, _parts: Parts::Envoy { _envoy, _replicas, _dir: dir } });
     }
     let (program, args) = command(variant, setting)?;
     let (_router, url) = start_router(&setting.peers.join(program), args, &replicas, dir.path()).await?;
-    Ok(Running { url, replicas, _parts: Parts::Router { _router, _replicas, _dir: dir } })
+    Ok(Running { url, replicas, replica_header, _parts: Parts::Router { _router, _replicas, _dir: dir } })
 }
 
 /// The command of a peer router and its own arguments: what its documentation advises for sessions, defaults elsewhere.
