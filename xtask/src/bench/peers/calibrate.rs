@@ -11,8 +11,9 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
-use super::load::{Pace, metric};
+use super::load::metric;
 use super::variant::replica_options;
+use crate::load::Pace;
 use crate::stack::{MODEL, start_replicas};
 use crate::tools::Tools;
 

@@ -1,17 +1,14 @@
 //! One run: a stage's load through one variant, and what the replicas and the machine say of it.
 
 use std::net::SocketAddr;
-use std::process::Stdio;
-use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use tokio::process::Command;
 
 use super::machine::{Busy, ProcessorTime};
 use super::variant::Running;
-use crate::stack::MODEL;
+use crate::load::{Pace, load};
 use crate::tools::Tools;
 
 /// The header that names a session, for routers that are told which one to look at.
@@ -46,15 +43,6 @@ impl std::str::FromStr for Stage {
     }
 }
 
-/// What every run has in common.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Pace {
-    /// Seconds of real time.
-    pub(super) seconds: u64,
-    /// How many times faster than real time the replicas compute.
-    pub(super) speed: f64,
-}
-
 /// A finished run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Run {
@@ -83,21 +71,15 @@ pub(super) struct Figures {
 
 /// Sends the load through a variant and looks at what came of it.
 pub(super) async fn run(tools: &Tools, through: &Running, label: &str, stage: &Stage, round: u64, pace: Pace) -> Result<Figures> {
-    let replicas: Vec<_> = through.replicas.iter().map(|address| format!("http://{address}")).collect();
-    let mut command = Command::new(&tools.bench);
-    command.args(["load", "--json", "--model", MODEL, "--url", &through.url, "--replicas", &replicas.join(",")]);
-    command.args(["--duration", &format!("{}s", pace.seconds), "--speed", &pace.speed.to_string(), "--seed", &round.to_string()]);
-    command.args(["--label", label, "--round", &round.to_string(), "--replica-header", through.replica_header]);
-    command.args(&stage.args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+    let round = round.to_string();
+    let own = ["--seed", &round, "--round", &round, "--label", label, "--replica-header", through.replica_header];
+    let args: Vec<_> = own.map(str::to_owned).into_iter().chain(stage.args.iter().cloned()).collect();
     let before = ProcessorTime::now();
-    let limit = Duration::from_secs(pace.seconds.saturating_add(60));
-    let output = tokio::time::timeout(limit, command.spawn()?.wait_with_output()).await.context("the load did not end")??;
+    let report: Value = load(tools, &through.url, &through.replicas, pace, &args).await?;
     let busy = before.zip(ProcessorTime::now()).and_then(|(before, after)| after.since(before));
-    ensure!(output.status.success(), "the load failed ({}).\n{}", output.status, String::from_utf8_lossy(&output.stderr));
-    let report: Value = serde_json::from_slice(&output.stdout).context("the load's figures")?;
     let mut received = Vec::new();
-    for url in &replicas {
-        received.push(reqwest::get(format!("{url}/debug/requests")).await?.json::<Vec<Received>>().await?);
+    for address in &through.replicas {
+        received.push(reqwest::get(format!("http://{address}/debug/requests")).await?.json::<Vec<Received>>().await?);
     }
     // A router that keeps the session's header to itself may name the replica in its answers.
     let stayed = stayed(&received).or_else(|| report["stayed"].as_f64());

@@ -18,9 +18,10 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use tokio::signal::unix::{SignalKind, signal};
 
-use self::load::{Pace, Run, Stage};
+use self::load::{Run, Stage};
 use self::report::Results;
 use self::variant::{Setting, VARIANTS, Variant};
+use crate::load::Pace;
 use crate::tools::{self, Tools, say};
 
 /// What to compare, and how.

@@ -10,9 +10,10 @@ use tempfile::TempDir;
 use tokio::time::sleep;
 
 use super::calibrate::Calibration;
-use super::load::{Pace, SESSION_HEADER};
+use super::load::SESSION_HEADER;
 use super::plain_envoy::{self, EnvoyPolicy};
 use crate::envoy::Envoy;
+use crate::load::Pace;
 use crate::process::Process;
 use crate::stack::{Replica, Stack, StackOptions, start_replicas};
 use crate::tools::Tools;
