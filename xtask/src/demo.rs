@@ -11,12 +11,12 @@ use crate::stack::{ReplicaKind, Stack, StackOptions};
 use crate::tools::{Tools, say};
 use crate::vllm::Vllm;
 
-/// A quarter of the reference workload, in bytes of text: with the vocabulary of the tiny model a word is more tokens than with a large
-/// one, and the longest conversation must fit its context.
+/// A quarter of the reference workload, in bytes of text: the tiny model's small vocabulary makes 2.6 tokens of what is one with a
+/// large one, and the longest conversation must fit its context.
 const VLLM_SHAPE: &str = "--system-tokens 875 --first-tokens 1825 --turn-tokens 100 --max-tokens 64 --ignore-eos";
 
-/// KV cache of each vLLM rank: 24,576 tokens of 512 bytes, which are some three conversations, as many as a replica of the reference has
-/// room for.
+/// KV cache of each vLLM rank: 24,576 tokens of 512 bytes, which are some three conversations, as many as a replica of the reference
+/// has room for.
 const VLLM_KV_BYTES: u32 = 24_576 * 512;
 
 /// Seconds a stage takes unless told, on stand-ins.

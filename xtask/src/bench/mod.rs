@@ -16,7 +16,7 @@ pub enum BenchCommand {
     /// What the decision itself costs: naming a conversation, a turn at home, a placement; natively, then as wasm in V8. About
     /// five minutes.
     Routing,
-    /// Homing beside Envoy's own policies, vllm-router and smg, under the same load. About 45 minutes; `--rounds 1 --stages 8` takes
+    /// Homing beside Envoy's own policies, vllm-router and smg, under the same load. About 55 minutes; `--rounds 1 --stages 8` takes
     /// three.
     Peers(peers::PeersOptions),
     /// Which spill settings pay, on modelled engines in virtual time. About three minutes.

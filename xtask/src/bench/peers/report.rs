@@ -45,8 +45,8 @@ impl Results {
     /// The tables in Markdown, one a stage, each with a line for each variant.
     pub(super) fn markdown(&self) -> String {
         let mut text = format!(
-            "{} rounds; each run {} s at {} times real time, {:.0} s of the model's time. Mean over the rounds, and in brackets the lowest \
-             and the highest.\n",
+            "{} rounds; each run {} s at {} times real time, {:.0} s of the model's time. Mean over the rounds, and in brackets\n\
+             the lowest and the highest.\n",
             self.names(|run| run.round.to_string()).len(),
             self.seconds,
             self.speed,
@@ -84,8 +84,9 @@ impl Results {
         let mean = |of: fn(&Busy) -> f64| busy.iter().map(|(busy, _)| of(busy)).sum::<f64>() / busy.len() as f64;
         let above = busy.iter().filter(|(busy, _)| busy.machine > BUSY_LIMIT).count();
         format!(
-            "Load generator, router and replicas kept {:.0} % of the machine's processors busy in the mean run and {:.0} % in the busiest ({}, \
-             {}); with everything else that ran, it was {:.0} % in the mean, and above {BUSY_LIMIT:.0} % in {above} of {} runs.",
+            "Load generator, router and replicas kept {:.0} % of the machine's processors busy in the mean run and {:.0} % in\n\
+             the busiest ({}, {}); with everything else that ran, it was {:.0} % in the mean, and above {BUSY_LIMIT:.0} % in\n\
+             {above} of {} runs.",
             mean(|busy| busy.run),
             most.run,
             run.variant,
@@ -190,8 +191,8 @@ mod tests {
             Some(2),
             "{text}"
         );
-        assert!(text.contains("24 % of the machine's processors busy in the mean run and 45 % in the busiest (one, 4)"), "{text}");
-        assert!(text.contains("it was 48 % in the mean, and above 70 % in 2 of 4 runs"), "{text}");
+        assert!(text.contains("24 % of the machine's processors busy in the mean run and 45 % in\nthe busiest (one, 4)"), "{text}");
+        assert!(text.contains("it was 48 % in the mean, and above 70 % in\n2 of 4 runs"), "{text}");
     }
 
     #[test]

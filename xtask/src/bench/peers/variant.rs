@@ -45,6 +45,8 @@ pub(super) enum Smg {
     StickyCacheAware,
     /// Sessions stay where their first turn went, which is the replica of the fewest requests.
     StickyMinLoad,
+    /// The same, also while that replica is overloaded by smg's own rule.
+    StickyUnprotected,
 }
 
 /// Something that turns can be sent through.
@@ -57,7 +59,7 @@ pub(super) enum Variant {
 }
 
 /// All of them, in the order they are listed, by their names on the command line and in the results.
-pub(super) const VARIANTS: [(&str, Variant); 13] = [
+pub(super) const VARIANTS: [(&str, Variant); 14] = [
     ("homing", Variant::Homing),
     ("envoy-round-robin", Variant::Envoy(EnvoyPolicy::RoundRobin)),
     ("envoy-least-request", Variant::Envoy(EnvoyPolicy::LeastRequest)),
@@ -71,6 +73,7 @@ pub(super) const VARIANTS: [(&str, Variant); 13] = [
     ("smg-cache-aware-half", Variant::Smg(Smg::CacheAwareHalf)),
     ("smg-sticky", Variant::Smg(Smg::StickyCacheAware)),
     ("smg-sticky-min-load", Variant::Smg(Smg::StickyMinLoad)),
+    ("smg-sticky-unprotected", Variant::Smg(Smg::StickyUnprotected)),
 ];
 
 impl Variant {
@@ -165,6 +168,9 @@ fn command(variant: Variant, setting: &Setting) -> Result<(&'static str, Vec<Str
                 Smg::CacheAwareHalf => words("--cache-threshold 0.5"),
                 Smg::StickyCacheAware => words(&sticky),
                 Smg::StickyMinLoad => words(&format!("{sticky} --assignment-mode min_load")),
+                Smg::StickyUnprotected => {
+                    words(&format!("{sticky} --assignment-mode min_load --disable-worker-overload-protection"))
+                }
             });
             ("smg", args)
         }
@@ -176,7 +182,8 @@ fn command(variant: Variant, setting: &Setting) -> Result<(&'static str, Vec<Str
 const LOAD_MONITOR_SECONDS: f64 = 10.0;
 
 /// The configuration that vllm-router's documentation recommends: sessions opt in by their header, paused ones may resume on any
-/// replica, and capacity and costs are those of the engines. Its intervals, with their documented defaults, run by the engines' clock.
+/// replica, and capacity and costs are those of the engines. Its intervals, with their documented defaults, run by the engines'
+/// clock.
 fn program_scheduling(calibration: &Calibration, pace: Pace) -> Value {
     let scaled = |seconds: f64| json!(seconds / pace.speed);
     json!({
