@@ -38,7 +38,7 @@ async fn until_metric(replica: &Replica, name: &str, value: f64) {
 }
 
 async fn set_fault(replica: &Replica, fault: Fault) {
-    let response = client().post(format!("{}/debug/fault", replica.url())).json(&json!({ "mode": fault })).send().await.unwrap();
+    let response = client().post(format!("{}/debug/fault", replica.url())).json(&fault).send().await.unwrap();
     assert_eq!(response.status(), 200);
 }
 
