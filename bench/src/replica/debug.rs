@@ -12,9 +12,9 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::collections::VecDeque;
 use std::fmt::Write;
-use std::future::ready;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
+use tokio::task::yield_now;
 
 /// Requests kept.
 const KEPT: usize = 256;
@@ -133,10 +133,12 @@ pub(super) async fn set_fault(State(app): State<App>, body: Bytes) -> Response {
 pub(super) fn cut_mid_stream(response: Response) -> Option<Response> {
     let is_stream = response.headers().get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"));
     is_stream.then(|| {
-        response.map(|body| {
-            let first = body.into_data_stream().take(1);
-            Body::from_stream(first.chain(stream::once(ready(Err(axum::Error::new(CutShort))))))
-        })
+        // The server sends what it has when there is nothing more for the moment, and forgets it at an error.
+        let cut = async {
+            yield_now().await;
+            Err(axum::Error::new(CutShort))
+        };
+        response.map(|body| Body::from_stream(body.into_data_stream().take(1).chain(stream::once(cut))))
     })
 }
 

@@ -196,6 +196,9 @@ struct Text<'a> {
 /// A gauge's value of an engine; None if it has none.
 type Value<'a> = &'a dyn Fn(&Observed) -> Option<f64>;
 
+/// A counter's value of an engine.
+type Count = fn(&Counters) -> u64;
+
 impl Text<'_> {
     fn header(&mut self, name: &str, help: &str, kind: &str) {
         let _ = writeln!(self.out, "# HELP {name} {help}\n# TYPE {name} {kind}");
@@ -239,13 +242,13 @@ impl Text<'_> {
         }
     }
 
-    fn counter(&mut self, name: &str, help: &str, value: fn(&Counters) -> u64) {
+    fn counter(&mut self, name: &str, help: &str, value: Count) {
         self.header(&format!("vllm:{name}_total"), help, "counter");
         self.samples(&format!("{name}_total"), None, |engine| Some(value(&engine.counters) as f64));
         self.created(name, help);
     }
 
-    fn counters(&mut self, name: &str, help: &str, label: &str, values: &[(&str, fn(&Counters) -> u64)]) {
+    fn counters(&mut self, name: &str, help: &str, label: &str, values: &[(&str, Count)]) {
         self.header(&format!("vllm:{name}_total"), help, "counter");
         for (text, value) in values {
             self.samples(&format!("{name}_total"), Some((label, text)), |engine| Some(value(&engine.counters) as f64));

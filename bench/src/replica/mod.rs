@@ -197,7 +197,7 @@ async fn accept(listener: TcpListener, router: axum::Router, mut stalled: watch:
 async fn stall(stalled: &mut watch::Receiver<bool>) {
     // An error means that nobody can ask for it any more.
     if stalled.wait_for(|stalled| *stalled).await.is_err() {
-        std::future::pending().await
+        std::future::pending::<()>().await;
     }
 }
 

@@ -105,7 +105,7 @@ struct OutputDetails {
 }
 
 /// An event of a stream; each kind has some of the fields.
-#[derive(Default, Serialize)]
+#[derive(Clone, Copy, Default, Serialize)]
 struct Event<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     content_index: Option<u32>,
