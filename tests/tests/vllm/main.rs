@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use anyhow::{Context, Result};
 use homing_tests::{Turn, all_given_back, eventually, tools};
 use serde_json::{Value, json};
-use xtask::stack::{MODEL, ReplicaKind, Stack, StackOptions};
+use xtask::stack::{ReplicaKind, Stack, StackOptions};
 use xtask::vllm::Vllm;
 
 use self::conversation::Conversation;
