@@ -15,6 +15,8 @@ pub enum BenchCommand {
     /// What the decision itself costs: naming a conversation, a turn at home, a placement; natively, then as wasm in V8. About
     /// five minutes.
     Routing,
+    /// What the collector costs with 1,000 replicas, and how old the figures are that reach Envoy. Half a minute.
+    Collector,
     /// Which spill settings pay, on modelled engines in virtual time. About three minutes.
     Spill,
 }
@@ -27,6 +29,9 @@ pub async fn bench(command: BenchCommand) -> Result<()> {
     match command {
         BenchCommand::Proxy(options) => proxy::proxy(options).await,
         BenchCommand::Routing => routing(),
+        BenchCommand::Collector => {
+            run(cargo().args(["run", "--quiet", "--release", "--package", "homing-collector", "--example", "scrape_cost"]))
+        }
         BenchCommand::Spill => run(cargo().args(["run", "--quiet", "--release", "--package", "homing-bench", "--", "spill"])),
     }
 }
