@@ -76,6 +76,8 @@ pub(crate) enum Metrics {
     },
     /// The metrics of an idle engine, for who shows this bearer token.
     Want(&'static str),
+    /// Metrics without an end, a line every few milliseconds.
+    Trickle,
     /// Nothing, for ever.
     Silence,
 }
@@ -146,6 +148,13 @@ async fn metrics_text(State(state): State<Arc<ReplicaState>>, headers: HeaderMap
             Some(given) if given == token => IDLE.into_response(),
             _ => StatusCode::UNAUTHORIZED.into_response(),
         },
+        Metrics::Trickle => {
+            let line = async |()| {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+                Some((Ok::<_, std::io::Error>(Bytes::from_static(b"vllm:num_requests_running 1\n")), ()))
+            };
+            Body::from_stream(futures_util::stream::unfold((), line)).into_response()
+        }
         Metrics::Silence => std::future::pending().await,
     }
 }

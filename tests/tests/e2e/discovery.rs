@@ -16,19 +16,23 @@ async fn stack_with_file(replicas: &[usize]) -> Result<(Stack, PathBuf)> {
     let mut stack = fast_stack(StackOptions { collector: false, ..StackOptions::default() }).await?;
     let path = stack.dir.path().join("targets.json");
     write(&path, &addresses(&stack, replicas))?;
+    stack.collector = Some(start_collector(&stack, "collector", &path).await?);
+    known(&stack, replicas).await?;
+    Ok((stack, path))
+}
+
+async fn start_collector(stack: &Stack, name: &str, targets: &Path) -> Result<(Process, SocketAddr)> {
     let config = json!({
         "listen": "127.0.0.1:0",
         "api": { "token": "secret" },
         "envoys": [{ "url": format!("http://{}", stack.control) }],
-        "pools": [{ "cluster": MODEL, "max_num_seqs": 32, "files": [path] }],
+        "pools": [{ "cluster": MODEL, "max_num_seqs": 32, "files": [targets] }],
     });
-    let file = stack.dir.path().join("collector.yaml");
+    let file = stack.dir.path().join(name).with_extension("yaml");
     std::fs::write(&file, config.to_string())?;
     let args = ["run".to_owned(), file.display().to_string(), "--ready-json".to_owned()];
-    let (process, ready) = Process::start_ready("collector", &tools().collector, &args, stack.dir.path()).await?;
-    stack.collector = Some((process, ready["address"].as_str().context("an address")?.parse()?));
-    known(&stack, replicas).await?;
-    Ok((stack, path))
+    let (process, ready) = Process::start_ready(name, &tools().collector, &args, stack.dir.path()).await?;
+    Ok((process, ready["address"].as_str().context("an address")?.parse()?))
 }
 
 fn addresses(stack: &Stack, replicas: &[usize]) -> Vec<SocketAddr> {
@@ -43,7 +47,10 @@ fn write(path: &Path, targets: &[SocketAddr]) -> Result<()> {
 }
 
 async fn status(stack: &Stack) -> Result<Value> {
-    let (_, console) = stack.collector.as_ref().context("the collector")?;
+    status_of(stack.collector.as_ref().context("the collector")?.1).await
+}
+
+async fn status_of(console: SocketAddr) -> Result<Value> {
     Ok(reqwest::get(format!("http://{console}/api/v1/pools")).await?.json().await?)
 }
 
@@ -153,5 +160,28 @@ async fn a_replica_that_is_drained_by_command_is_left_by_its_conversations_and_c
         placed.push(turn(&stack, &format!("later-{number}"), 1).await?.replica);
     }
     assert!(placed.contains(&home), "{placed:?}");
+    all_given_back(&stack).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_two_collectors_the_later_one_is_heard_until_it_is_gone() -> Result<()> {
+    let (stack, _) = stack_with_file(&[0, 1]).await?;
+    let other = stack.dir.path().join("others.json");
+    write(&other, &addresses(&stack, &[2]))?;
+    let (mut later, console) = start_collector(&stack, "later", &other).await?;
+    let third = addresses(&stack, &[2])[0].to_string();
+    let problem = async |console: SocketAddr| Ok::<_, anyhow::Error>(status_of(console).await?["envoys"][0]["problem"].clone());
+    let earlier = stack.collector.as_ref().context("the collector")?.1;
+    eventually("the earlier one refused", async || {
+        Ok(problem(earlier).await?.as_str().is_some_and(|text| text.contains("older than the last")))
+    })
+    .await?;
+    assert!(problem(console).await?.is_null());
+    assert_eq!(turn(&stack, "a", 1).await?.replica, third, "the later one's replicas count");
+
+    later.kill().await?;
+    eventually("the earlier one heard again", async || Ok(problem(earlier).await?.is_null())).await?;
+    let moved = turn(&stack, "a", 1).await?;
+    assert_eq!((moved.status, moved.outcome.as_str()), (200, "rehomed"));
     all_given_back(&stack).await
 }
