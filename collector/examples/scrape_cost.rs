@@ -1,25 +1,29 @@
-//! What polling costs: the collector polls a number of endpoints that all serve a real vLLM text, and its CPU time is read.
+//! What polling costs and how old figures are when they reach Envoy: the collector polls a number of endpoints that all serve a real
+//! vLLM text, and pushes what it read to one control listener.
 //!
-//! `cargo run --release -p homing-collector --example scrape_cost -- --endpoints 200 --interval 1s`
+//! `cargo xtask bench collector`, or `cargo run --release -p homing-collector --example scrape_cost -- --endpoints 200`
 //!
-//! The endpoints, and an Envoy's control listener that discards what it gets, are served by a process of their own, so their time is
-//! not counted. CPU time comes from `/proc/self/stat`, so this runs on Linux only.
+//! The endpoints and the control listener are served by a process of their own, so their time is not counted. CPU time comes from
+//! `/proc/self/stat`, so this runs on Linux only.
 #![forbid(unsafe_code)]
 
 use std::hint::black_box;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use anyhow::Context as _;
 use axum::Router;
+use axum::extract::DefaultBodyLimit;
+use axum::http::StatusCode;
 use axum::routing::{get, post};
 use clap::Parser;
 use homing_collector::Collector;
 use homing_collector::config::Config;
 use homing_collector::vllm::read_engines;
-use homing_routing::sync::{SYNC_PATH, SYNC_VERSION, SyncAnswer};
+use homing_routing::sync::{MAX_SYNC_BYTES, SYNC_PATH, SYNC_VERSION, SyncAnswer, SyncRequest};
 use tokio::net::TcpListener;
 
 /// 57 KB, one engine.
@@ -31,7 +35,7 @@ const TICKS: f64 = 100.0;
 #[derive(Parser)]
 struct Arguments {
     /// Endpoints to poll.
-    #[arg(long, default_value_t = 200)]
+    #[arg(long, default_value_t = 1000)]
     endpoints: usize,
     /// The time between two polls of each.
     #[arg(long, default_value = "1s")]
@@ -50,14 +54,23 @@ async fn main() -> anyhow::Result<()> {
     if arguments.serve { serve(arguments.endpoints).await } else { measure(&arguments).await }
 }
 
+/// Serves the endpoints, and first a control listener that keeps the ages it was told, each figure's in milliseconds.
 async fn serve(endpoints: usize) -> anyhow::Result<()> {
+    let ages = Arc::new(Mutex::new(Vec::<u64>::new()));
+    let told = Arc::clone(&ages);
+    let sync = post(async move |body: axum::body::Bytes| {
+        let snapshot: SyncRequest = serde_json::from_slice(&body).map_err(|error| (StatusCode::BAD_REQUEST, error.to_string()))?;
+        let replicas = snapshot.pools.iter().flat_map(|pool| &pool.replicas);
+        lock(&told).extend(replicas.filter_map(|replica| replica.age_ms));
+        Ok::<_, (StatusCode, String)>(axum::Json(SyncAnswer { version: SYNC_VERSION, ..SyncAnswer::default() }))
+    });
+    let taken = get(async move || axum::Json(std::mem::take(&mut *lock(&ages))));
+    let control = Router::new().route(SYNC_PATH, sync).route("/ages", taken).layer(DefaultBodyLimit::max(MAX_SYNC_BYTES));
+    let metrics = Router::new().route("/metrics", get(async || TEXT));
     let mut addresses = Vec::new();
-    for _ in 0..=endpoints {
+    for router in std::iter::once(control).chain(std::iter::repeat_n(metrics, endpoints)) {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         addresses.push(listener.local_addr()?);
-        let answer = SyncAnswer { version: SYNC_VERSION, ..SyncAnswer::default() };
-        let control = post(async move |_: axum::body::Bytes| axum::Json(answer.clone()));
-        let router = Router::new().route("/metrics", get(async || TEXT)).route(SYNC_PATH, control);
         tokio::spawn(async move { axum::serve(listener, router).await });
     }
     let mut output = std::io::stdout();
@@ -66,6 +79,18 @@ async fn serve(endpoints: usize) -> anyhow::Result<()> {
     // The parent's end, however it comes, closes standard input.
     tokio::task::spawn_blocking(|| std::io::stdin().read_line(&mut String::new())).await??;
     Ok(())
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The ages since the last call, sorted.
+async fn ages(envoy: SocketAddr) -> anyhow::Result<Vec<u64>> {
+    let client = reqwest::Client::builder().no_proxy().build()?;
+    let mut ages: Vec<u64> = client.get(format!("http://{envoy}/ages")).send().await?.json().await?;
+    ages.sort_unstable();
+    Ok(ages)
 }
 
 async fn measure(arguments: &Arguments) -> anyhow::Result<()> {
@@ -87,9 +112,11 @@ async fn measure(arguments: &Arguments) -> anyhow::Result<()> {
     let collector = Collector::start(&Config::parse(&config, "scrape_cost")?).await?;
     // All connections are open and every buffer has its size after the first rounds.
     tokio::time::sleep(*arguments.interval * 3).await;
+    ages(*envoy).await?;
     let before = (cpu_seconds()?, scrapes(&collector).await?, Instant::now());
     tokio::time::sleep(*arguments.duration).await;
     let after = (cpu_seconds()?, scrapes(&collector).await?, Instant::now());
+    let ages = ages(*envoy).await?;
     drop(collector);
     drop(server);
 
@@ -104,6 +131,8 @@ async fn measure(arguments: &Arguments) -> anyhow::Result<()> {
         100.0 * cpu / seconds,
         1e6 * cpu / polls
     );
+    let age = |share: f64| ages.get((ages.len() as f64 * share) as usize).copied().context("no snapshot came");
+    println!("age of a figure in a snapshot: p50 {} ms, p99 {} ms", age(0.5)?, age(0.99)?);
     Ok(())
 }
 

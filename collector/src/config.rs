@@ -3,38 +3,51 @@
 //! Every mistake is reported with its place (`file:line:column`), the key it belongs to (`pools[0].replicas[1].address`) and what
 //! is allowed there.
 
+mod control_url;
+mod discovery;
 mod file;
+mod token;
 
-use std::fmt;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use serde::{Deserialize, Deserializer, Serialize};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
+pub use self::control_url::ControlUrl;
+pub use self::discovery::{AddressFamily, DnsConfig};
+pub(crate) use self::discovery::{DEFAULT_REFRESH, is_host_name};
 use self::file::RawConfig;
+pub use self::token::TokenSource;
 
 /// A checked configuration.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Config {
     /// Where the collector's own HTTP server listens; port 0 takes a free one.
     pub listen: SocketAddr,
+    /// The token that lets a caller of the API change something; without it the API only reads.
+    pub api: Option<TokenSource>,
+    /// A file that lists replicas to drain.
+    pub drain_file: Option<PathBuf>,
     /// How replicas are polled.
     pub scrape: ScrapeConfig,
     /// The Envoys that get the snapshots; may be empty.
     pub envoys: Vec<EnvoyConfig>,
-    /// The pools, each with at least one replica.
+    /// The pools, each with at least one replica or a way to find some.
     pub pools: Vec<PoolConfig>,
 }
 
 /// How replicas are polled. Snapshots are pushed at the same interval.
-#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ScrapeConfig {
-    /// The time between two polls of an endpoint.
+    /// The time between two polls of an endpoint, 50ms to 10s.
+    #[schemars(with = "String")]
     #[serde(deserialize_with = "file::interval", serialize_with = "as_text")]
     pub interval: Duration,
-    /// How long one poll may take, from connecting to the last byte.
+    /// How long one poll may take, from connecting to the last byte, 50ms to 30s.
+    #[schemars(with = "String")]
     #[serde(deserialize_with = "file::timeout", serialize_with = "as_text")]
     pub timeout: Duration,
 }
@@ -54,27 +67,6 @@ pub struct EnvoyConfig {
     pub token: Option<TokenSource>,
 }
 
-/// The address of an Envoy's control listener.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum ControlUrl {
-    /// `http://ip:port`
-    Tcp(SocketAddr),
-    /// `unix:/path/to.sock`
-    Unix(PathBuf),
-}
-
-/// Where a bearer token comes from.
-#[derive(Clone, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum TokenSource {
-    /// It stands in the configuration.
-    #[serde(rename = "token", serialize_with = "hidden")]
-    Inline(String),
-    /// It is the content of a file, without the white space around it.
-    #[serde(rename = "token_file")]
-    File(PathBuf),
-}
-
 /// One pool: the replicas behind one Envoy cluster.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PoolConfig {
@@ -82,8 +74,29 @@ pub struct PoolConfig {
     pub cluster: String,
     /// The most sequences each engine runs at once, since vLLM reports it nowhere.
     pub max_num_seqs: Option<u32>,
-    /// Its endpoints.
+    /// What its endpoints ask for as `Authorization: Bearer`, if they ask.
+    pub token: Option<TokenSource>,
+    /// How its endpoints are reached over TLS; without it they are reached over plain HTTP.
+    pub tls: Option<TlsConfig>,
+    /// Endpoints named here.
     pub replicas: Vec<EndpointConfig>,
+    /// Names whose addresses are endpoints.
+    pub dns: Vec<DnsConfig>,
+    /// Files that list endpoints, in the format of Prometheus' `file_sd`.
+    pub files: Vec<PathBuf>,
+}
+
+/// How endpoints are reached over TLS.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct TlsConfig {
+    /// The certificates, PEM, that endpoints' certificates must come from; the system's if there is none.
+    pub ca_file: Option<PathBuf>,
+    /// The name that endpoints' certificates must have, instead of the address that is polled.
+    pub server_name: Option<String>,
+    /// Accepts any certificate: whoever can answer at a replica's address can then claim any load.
+    #[serde(default)]
+    pub insecure: bool,
 }
 
 /// One endpoint; the ranks behind it are found in its metrics.
@@ -159,30 +172,60 @@ impl Config {
         })
     }
 
+    /// The JSON schema of the file.
+    pub fn schema() -> schemars::Schema {
+        schemars::schema_for!(RawConfig)
+    }
+
     /// What the collector understood, for people.
     pub fn summary(&self) -> String {
-        use fmt::Write as _;
+        use std::fmt::Write as _;
         let mut text = String::new();
         let interval = humantime::format_duration(self.scrape.interval);
         let timeout = humantime::format_duration(self.scrape.timeout);
         let _ = writeln!(text, "listens on {}; polls every {interval}, each poll at most {timeout}", self.listen);
+        let _ = match &self.api {
+            None => writeln!(text, "the API only reads: no `api.token_file` is set"),
+            Some(token) => writeln!(text, "the API drains replicas for {token}"),
+        };
+        if let Some(file) = &self.drain_file {
+            let _ = writeln!(text, "drains the replicas in {}", file.display());
+        }
         for pool in &self.pools {
-            let seqs = pool.max_num_seqs.map_or("not given".to_owned(), |n| n.to_string());
-            let _ = writeln!(text, "pool {}: max_num_seqs {seqs}", pool.cluster);
-            for endpoint in &pool.replicas {
-                let _ = writeln!(text, "  {}{}", endpoint.address, if endpoint.drain { " (draining)" } else { "" });
-            }
+            text.push_str(&pool.summary());
         }
         for envoy in &self.envoys {
-            let token = match &envoy.token {
-                None => "no token".to_owned(),
-                Some(TokenSource::Inline(_)) => "a token from this file".to_owned(),
-                Some(TokenSource::File(path)) => format!("a token from {}", path.display()),
-            };
+            let token = envoy.token.as_ref().map_or("no token".to_owned(), ToString::to_string);
             let _ = writeln!(text, "envoy {}: {token}", envoy.url);
         }
         if self.envoys.is_empty() {
             text.push_str("no envoys: nothing is pushed; the collector only shows what it sees\n");
+        }
+        text
+    }
+}
+
+// === impl PoolConfig ===
+
+impl PoolConfig {
+    fn summary(&self) -> String {
+        use std::fmt::Write as _;
+        let seqs = self.max_num_seqs.map_or("not given".to_owned(), |n| n.to_string());
+        let tls = match &self.tls {
+            None => "",
+            Some(TlsConfig { insecure: true, .. }) => ", TLS with any certificate",
+            Some(_) => ", TLS",
+        };
+        let token = self.token.as_ref().map_or(String::new(), |token| format!(", {token}"));
+        let mut text = format!("pool {}: max_num_seqs {seqs}{tls}{token}\n", self.cluster);
+        for endpoint in &self.replicas {
+            let _ = writeln!(text, "  {}{}", endpoint.address, if endpoint.drain { " (draining)" } else { "" });
+        }
+        for dns in &self.dns {
+            let _ = writeln!(text, "  the addresses of {dns}, every {}", humantime::format_duration(dns.refresh));
+        }
+        for file in &self.files {
+            let _ = writeln!(text, "  the targets in {}", file.display());
         }
         text
     }
@@ -206,7 +249,7 @@ fn explain(message: &str) -> String {
         None => message.rsplit_once(" at line ").map_or(message, |(text, _)| text),
     };
     match message {
-        "invalid u32" => "a whole number is needed".to_owned(),
+        "invalid u32" | "invalid u16" => "a whole number is needed".to_owned(),
         "invalid boolean" => "write true or false".to_owned(),
         "expected sequence start" => "a list is needed, its entries begin with `- `".to_owned(),
         "expected mapping start" => "keys with values are needed, such as `key: value`".to_owned(),
@@ -217,88 +260,8 @@ fn explain(message: &str) -> String {
     }
 }
 
-// === impl ControlUrl ===
-
-impl fmt::Display for ControlUrl {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Tcp(address) => write!(f, "http://{address}"),
-            Self::Unix(path) => write!(f, "unix:{}", path.display()),
-        }
-    }
-}
-
-impl std::str::FromStr for ControlUrl {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let allowed = "write http://ip:port or unix:/path/to.sock";
-        if let Some(path) = text.strip_prefix("unix:") {
-            let path = PathBuf::from(path);
-            return if path.is_absolute() {
-                Ok(Self::Unix(path))
-            } else {
-                Err(format!("the socket's path must be absolute: {allowed}"))
-            };
-        }
-        if text.starts_with("https:") {
-            return Err(format!("https is not supported, put the listener on loopback or behind a sidecar: {allowed}"));
-        }
-        let address = text.strip_prefix("http://").map(|rest| rest.strip_suffix('/').unwrap_or(rest));
-        match address.and_then(|address| address.parse::<SocketAddr>().ok()) {
-            Some(address) if address.port() != 0 => Ok(Self::Tcp(address)),
-            _ => Err(format!("`{text}` is not a control listener: {allowed}")),
-        }
-    }
-}
-
-impl<'de> Deserialize<'de> for ControlUrl {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
-    }
-}
-
-impl Serialize for ControlUrl {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-// === impl TokenSource ===
-
-impl TokenSource {
-    /// Reads the token.
-    pub fn read(&self) -> Result<String, String> {
-        let token = match self {
-            Self::Inline(token) => token.clone(),
-            Self::File(path) => std::fs::read_to_string(path)
-                .map_err(|error| format!("the token file {} cannot be read: {error}", path.display()))?
-                .trim()
-                .to_owned(),
-        };
-        if token.is_empty() || !token.bytes().all(|byte| byte.is_ascii_graphic()) {
-            return Err("a token is one or more visible ASCII characters without spaces".to_owned());
-        }
-        Ok(token)
-    }
-}
-
-/// Shows where a token comes from and never the token.
-impl fmt::Debug for TokenSource {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Inline(_) => f.write_str("Inline(..)"),
-            Self::File(path) => f.debug_tuple("File").field(path).finish(),
-        }
-    }
-}
-
 // === how values are shown ===
 
 fn as_text<S: serde::Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(&humantime::format_duration(*duration))
-}
-
-fn hidden<S: serde::Serializer>(_: &str, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_str("(hidden)")
 }

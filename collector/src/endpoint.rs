@@ -7,8 +7,9 @@ use homing_routing::sync::{ReplicaReport, ReplicaState};
 use tokio::time::Instant;
 
 use crate::config::EndpointConfig;
+use crate::drain::{Drained, DrainedBy};
 use crate::hit_rate::HitRate;
-use crate::vllm::{EngineMetrics, Engines};
+use crate::vllm::{EngineMetrics, Engines, Missing};
 
 /// Polls that must fail in a row before an endpoint counts as down; a refused connection counts at once, since nothing listens.
 pub const FAILURES_UNTIL_DOWN: u32 = 2;
@@ -26,8 +27,11 @@ pub enum ScrapeFailure {
     #[error("no answer within scrape.timeout")]
     Timeout,
     /// An HTTP status other than 200. Redirects are not followed: they could lead anywhere.
-    #[error("HTTP status {0} instead of 200; is this vLLM's own port?")]
+    #[error("HTTP status {0} instead of 200; {advice}", advice = status_advice(*.0))]
     Status(u16),
+    /// The token that it asks for cannot be read.
+    #[error("{0}; see pools[].token_file")]
+    Token(String),
     /// The answer is longer than the collector reads.
     #[error("the answer is longer than {} MiB", crate::scrape::MAX_METRICS_BYTES >> 20)]
     TooLarge,
@@ -69,11 +73,19 @@ pub struct Replica {
     pub metrics: EngineMetrics,
     /// Why the endpoint's last poll failed, if it did.
     pub failure: Option<ScrapeFailure>,
+    /// Who drains it.
+    pub drained_by: Vec<DrainedBy>,
+    /// How often the endpoint restarted.
+    pub restarts: u64,
 }
 
 // === impl ScrapeFailure ===
 
 impl ScrapeFailure {
+    /// Every [`ScrapeFailure::reason`].
+    pub(crate) const REASONS: [&'static str; 8] =
+        ["refused", "connect", "timeout", "status", "token", "too_large", "broken", "not_vllm"];
+
     /// A short name, for a metric's label.
     pub fn reason(&self) -> &'static str {
         match self {
@@ -81,10 +93,18 @@ impl ScrapeFailure {
             Self::Connect(_) => "connect",
             Self::Timeout => "timeout",
             Self::Status(_) => "status",
+            Self::Token(_) => "token",
             Self::TooLarge => "too_large",
             Self::Broken(_) => "broken",
             Self::NotVllm => "not_vllm",
         }
+    }
+}
+
+fn status_advice(status: u16) -> &'static str {
+    match status {
+        401 | 403 => "set pools[].token or token_file to the token it asks for",
+        _ => "is this vLLM's own port?",
     }
 }
 
@@ -103,7 +123,27 @@ impl Endpoint {
         self.config
     }
 
-    /// How often an engine's counters fell, so that it must have restarted.
+    /// Whether a poll ended, with whatever result.
+    pub fn was_polled(&self) -> bool {
+        self.read_at.is_some() || self.failures > 0
+    }
+
+    /// Why the last poll failed, if it did.
+    pub fn failure(&self) -> Option<&ScrapeFailure> {
+        self.failure.as_ref()
+    }
+
+    /// The replicas there.
+    pub fn names(&self) -> impl Iterator<Item = ReplicaName> {
+        self.engines.iter().map(|engine| engine.replica)
+    }
+
+    /// What each replica does not report.
+    pub fn missing(&self) -> impl Iterator<Item = (ReplicaName, Missing)> {
+        self.engines.iter().map(|engine| (engine.replica, engine.metrics.missing))
+    }
+
+    /// How often the server must have restarted, since counters fell.
     pub fn restarts(&self) -> u64 {
         self.restarts
     }
@@ -115,6 +155,7 @@ impl Endpoint {
     pub fn read(&mut self, now: Instant, engines: &Engines) {
         let Some(first) = engines.keys().next().copied() else { return self.failed(ScrapeFailure::NotVllm) };
         let mut before = std::mem::take(&mut self.engines);
+        let mut restarted = false;
         for (&label, &metrics) in engines {
             let rank = match (engines.len(), u16::try_from(label - first)) {
                 (1, _) => None,
@@ -124,10 +165,13 @@ impl Endpoint {
             };
             let replica = ReplicaName { address: self.config.address, rank };
             let known = before.iter_mut().find(|engine| engine.label == label);
+            restarted |= known.as_ref().is_some_and(|engine| metrics.restarted_since(&engine.metrics));
             let mut hit_rate = known.map(|engine| std::mem::take(&mut engine.hit_rate)).unwrap_or_default();
-            self.restarts += u64::from(hit_rate.observe(now, metrics.prompt_cache));
+            restarted |= hit_rate.observe(now, metrics.prompt_cache);
             self.engines.push(Engine { label, replica, metrics, hit_rate });
         }
+        // One server is one restart, however many ranks it has.
+        self.restarts += u64::from(restarted);
         self.read_at = Some(now);
         self.down = false;
         self.failures = 0;
@@ -141,18 +185,18 @@ impl Endpoint {
         self.failure = Some(failure);
     }
 
-    /// The state of each replica.
-    pub fn states(&self) -> Vec<(ReplicaName, ReplicaState)> {
-        self.engines.iter().map(|engine| (engine.replica, self.state(engine))).collect()
+    /// The state of each replica, given what drains.
+    pub fn states(&self, drained: &Drained) -> Vec<(ReplicaName, ReplicaState)> {
+        self.engines.iter().map(|engine| (engine.replica, self.state(engine, drained))).collect()
     }
 
     /// Every replica there; `max_num_seqs` is the pool's, 0 when unknown.
-    pub fn replicas(&self, now: Instant, max_num_seqs: u32) -> impl Iterator<Item = Replica> {
+    pub fn replicas(&self, now: Instant, max_num_seqs: u32, drained: &Drained) -> impl Iterator<Item = Replica> {
         let age_ms = self.read_at.map(|read_at| now.duration_since(read_at)).map(whole_ms);
         self.engines.iter().map(move |engine| Replica {
             report: ReplicaReport {
                 replica: engine.replica,
-                state: self.state(engine),
+                state: self.state(engine, drained),
                 running: engine.metrics.running,
                 waiting: engine.metrics.waiting,
                 kv_usage: engine.metrics.kv_usage,
@@ -163,16 +207,18 @@ impl Endpoint {
             },
             metrics: engine.metrics,
             failure: self.failure.clone(),
+            drained_by: drained.by(engine.replica, self.config.drain),
+            restarts: self.restarts,
         })
     }
 
     /// Down before asleep before draining: what keeps a replica from answering is said first.
-    fn state(&self, engine: &Engine) -> ReplicaState {
+    fn state(&self, engine: &Engine, drained: &Drained) -> ReplicaState {
         if self.down {
             ReplicaState::Down
         } else if engine.metrics.asleep {
             ReplicaState::Asleep
-        } else if self.config.drain {
+        } else if self.config.drain || drained.contains(engine.replica) {
             ReplicaState::Draining
         } else {
             ReplicaState::Ready
@@ -199,11 +245,11 @@ mod tests {
     }
 
     fn reports(endpoint: &Endpoint) -> Vec<ReplicaReport> {
-        endpoint.replicas(Instant::now(), 32).map(|replica| replica.report).collect()
+        endpoint.replicas(Instant::now(), 32, &Drained::default()).map(|replica| replica.report).collect()
     }
 
     fn state(endpoint: &Endpoint) -> ReplicaState {
-        endpoint.states()[0].1
+        endpoint.states(&Drained::default())[0].1
     }
 
     #[tokio::test(start_paused = true)]
@@ -273,7 +319,7 @@ mod tests {
         let mut both = engines(&[0, 1]);
         both.entry(1).or_default().asleep = true;
         endpoint.read(Instant::now(), &both);
-        let states: Vec<_> = endpoint.states().into_iter().map(|(_, state)| state).collect();
+        let states: Vec<_> = endpoint.states(&Drained::default()).into_iter().map(|(_, state)| state).collect();
         assert_eq!(states, [ReplicaState::Ready, ReplicaState::Asleep]);
     }
 
@@ -291,7 +337,7 @@ mod tests {
         let names: Vec<_> = reports(&endpoint).iter().map(|report| (report.replica.to_string(), report.running)).collect();
         assert_eq!(names, [("10.0.0.1:8000#0".to_owned(), 3), ("10.0.0.1:8000#1".to_owned(), 4)]);
         endpoint.failed(ScrapeFailure::Refused);
-        assert_eq!(endpoint.states().len(), 2, "the ranks are known while the endpoint is down");
+        assert_eq!(endpoint.names().count(), 2, "the ranks are known while the endpoint is down");
     }
 
     #[tokio::test(start_paused = true)]

@@ -48,7 +48,7 @@ impl<'a> Sample<'a> {
             return None;
         }
         let line = line.trim_ascii_start();
-        let end = line.iter().position(|&byte| byte == b'{' || byte.is_ascii_whitespace())?;
+        let end = memchr::memchr3(b'{', b' ', b'\t', line)?;
         let (name, rest) = line.split_at(end);
         (!name.is_empty() && name[0] != b'#').then_some(Self { name, rest })
     }

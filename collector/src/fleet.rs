@@ -1,16 +1,21 @@
 //! All that the collector knows: every pool's endpoints, and what every Envoy last answered.
 //!
-//! The tasks that poll and push share it. Each endpoint and each Envoy has a lock of its own, held for the length of a copy.
+//! The tasks that find, poll and push share it. Each endpoint and each Envoy has a lock of its own, held for the length of a copy.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+mod pool;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use homing_routing::sync::{MAX_REPLICAS, PoolReport, SYNC_VERSION, SyncAnswer, SyncRequest};
+use homing_routing::replica::ReplicaName;
+use homing_routing::sync::{PoolReport, SYNC_VERSION, SyncAnswer, SyncRequest};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+pub use self::pool::{Pool, SharedEndpoint, Source, SourceState};
 use crate::config::{Config, EnvoyConfig};
-use crate::endpoint::{Endpoint, Replica, whole_ms};
+use crate::drain::{DrainedBy, Drains};
+use crate::endpoint::whole_ms;
 
 /// Every pool and every Envoy.
 #[derive(Debug)]
@@ -21,18 +26,10 @@ pub struct Fleet {
     pub pools: Vec<Pool>,
     /// The Envoys, in the configuration's order.
     pub envoys: Vec<Envoy>,
-    /// How many endpoints were polled, with whatever result.
-    polled: watch::Sender<usize>,
-}
-
-/// The endpoints of one pool.
-#[derive(Debug)]
-pub struct Pool {
-    /// The Envoy cluster's name.
-    pub cluster: String,
-    /// The most sequences each engine runs at once; 0 when unknown.
-    pub max_num_seqs: u32,
-    endpoints: Vec<Mutex<Endpoint>>,
+    /// What drains, beside what the configuration says.
+    pub drains: Arc<Drains>,
+    /// Told when endpoints came, went or were polled for the first time.
+    changes: watch::Sender<()>,
 }
 
 /// One Envoy and the exchanges with it.
@@ -65,72 +62,44 @@ pub struct Exchanges {
 impl Fleet {
     /// The fleet of a configuration, of which nothing is known yet.
     pub fn new(config: &Config) -> Self {
-        let pools = config.pools.iter().map(|pool| Pool {
-            cluster: pool.cluster.clone(),
-            max_num_seqs: pool.max_num_seqs.unwrap_or(0),
-            endpoints: pool.replicas.iter().map(|&endpoint| Mutex::new(Endpoint::new(endpoint))).collect(),
-        });
+        let drains = Arc::new(Drains::default());
+        let pools = config.pools.iter().map(|pool| Pool::new(pool, Arc::clone(&drains))).collect();
         let envoys = config.envoys.iter().map(|envoy| Envoy { config: envoy.clone(), exchanges: Mutex::default() });
         let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        Self { generation: whole_ms(started), pools: pools.collect(), envoys: envoys.collect(), polled: watch::Sender::default() }
+        Self { generation: whole_ms(started), pools, envoys: envoys.collect(), drains, changes: watch::Sender::default() }
     }
 
-    /// Counts an endpoint's first poll.
-    pub(crate) fn first_poll_ended(&self) {
-        self.polled.send_modify(|count| *count += 1);
+    /// Notes that endpoints came, went or were polled for the first time.
+    pub(crate) fn changed(&self) {
+        self.changes.send_replace(());
     }
 
-    /// Waits until every endpoint was polled once. What is known before says that replicas are down which were only not asked yet.
-    pub(crate) async fn all_polled(&self) {
-        let endpoints = self.pools.iter().map(Pool::len).sum();
+    /// Waits until every source of endpoints was asked and every endpoint was polled once. What is known before says that replicas
+    /// are down or gone which were only not asked yet.
+    pub(crate) async fn settled(&self) {
         // The sender is this fleet's own, so it is not closed while this waits.
-        let _ = self.polled.subscribe().wait_for(|&count| count >= endpoints).await;
+        let _ = self.changes.subscribe().wait_for(|()| self.pools.iter().all(Pool::is_settled)).await;
     }
 
     /// What an Envoy is sent: the state of every pool at `now`.
+    ///
+    /// A pool of which no replica was ever found, because its sources failed, is left out: an Envoy then keeps what it has.
     pub fn snapshot(&self, sequence: u64, now: Instant) -> SyncRequest {
-        let pools = self.pools.iter().map(|pool| PoolReport {
+        let pools = self.pools.iter().filter(|pool| pool.is_known()).map(|pool| PoolReport {
             cluster: pool.cluster.clone(),
             replicas: pool.replicas(now).into_iter().map(|replica| replica.report).collect(),
         });
         SyncRequest { version: SYNC_VERSION, generation: self.generation, sequence, pools: pools.collect() }
     }
-}
 
-// === impl Pool ===
-
-impl Pool {
-    /// How many endpoints it has.
-    pub fn len(&self) -> usize {
-        self.endpoints.len()
+    /// Who drains this replica; for a name without a rank, who drains all that is behind its address.
+    pub fn drained_by(&self, name: ReplicaName) -> Vec<DrainedBy> {
+        self.drains.read().by(name, self.pools.iter().any(|pool| pool.configured_to_drain(name.address)))
     }
 
-    /// Whether it has no endpoint; a checked configuration gives every pool one.
-    pub fn is_empty(&self) -> bool {
-        self.endpoints.is_empty()
-    }
-
-    /// The endpoint at `index`, which is below [`Pool::len`]. Do not wait for anything while holding it.
-    pub fn endpoint(&self, index: usize) -> MutexGuard<'_, Endpoint> {
-        lock(&self.endpoints[index])
-    }
-
-    /// Every replica of the pool at `now`, at most [`MAX_REPLICAS`].
-    pub fn replicas(&self, now: Instant) -> Vec<Replica> {
-        let mut replicas = Vec::with_capacity(self.endpoints.len());
-        for endpoint in &self.endpoints {
-            replicas.extend(lock(endpoint).replicas(now, self.max_num_seqs));
-        }
-        replicas.truncate(MAX_REPLICAS);
-        replicas
-    }
-
-    /// Says so in the log when ranks make the pool larger than it may be.
-    pub(crate) fn warn_of_too_many(&self) {
-        let count: usize = self.endpoints.iter().map(|endpoint| lock(endpoint).states().len()).sum();
-        if count > MAX_REPLICAS {
-            tracing::warn!("pool {} has {count} replicas with its ranks; those after {MAX_REPLICAS} are left out", self.cluster);
-        }
+    /// Whether some pool has this replica, or, for a name without a rank, one behind its address.
+    pub fn has_replica(&self, name: ReplicaName) -> bool {
+        self.pools.iter().any(|pool| pool.has_replica(name))
     }
 }
 
@@ -144,6 +113,6 @@ impl Envoy {
 }
 
 /// A task that panicked leaves the last whole update behind, which is still true; the others go on with it.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

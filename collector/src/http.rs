@@ -11,25 +11,31 @@ use axum::routing::get;
 use axum::{Json, Router};
 use tokio::time::Instant;
 
+use crate::api;
+use crate::config::TokenSource;
 use crate::fleet::Fleet;
 use crate::status::{EnvoyStatus, PoolStatus, ReplicaStatus, Status};
 use crate::telemetry::{self, Telemetry, state_name};
 
+/// What every route may need.
 #[derive(Clone)]
-struct Shared {
-    fleet: Arc<Fleet>,
-    telemetry: Arc<Telemetry>,
+pub(crate) struct Shared {
+    pub(crate) fleet: Arc<Fleet>,
+    pub(crate) telemetry: Arc<Telemetry>,
+    /// What a caller must show to change something; nobody may without it.
+    pub(crate) token: Option<TokenSource>,
 }
 
-/// `/` the status page, `/api/v1/pools` the same as JSON, `/metrics` and `/healthz`.
-pub fn router(fleet: Arc<Fleet>, telemetry: Arc<Telemetry>) -> Router {
+/// `/` the status page, `/api/v1/pools` the same as JSON, the rest of the API, `/metrics` and `/healthz`.
+pub fn router(fleet: Arc<Fleet>, telemetry: Arc<Telemetry>, token: Option<TokenSource>) -> Router {
     Router::new()
+        .merge(api::routes())
         .route("/", get(page))
         .route("/api/v1/pools", get(pools))
         .route("/metrics", get(metrics))
         // The collector is healthy while it answers: a replica or an Envoy that is away is no fault of its own.
         .route("/healthz", get(async || "ok\n"))
-        .with_state(Shared { fleet, telemetry })
+        .with_state(Shared { fleet, telemetry, token })
 }
 
 async fn pools(State(shared): State<Shared>) -> impl IntoResponse {

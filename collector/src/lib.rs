@@ -1,10 +1,14 @@
 //! The collector of Homing: it polls the metrics of every replica and pushes what it saw to every Envoy.
 //!
-//! One direction: replicas -> [`scrape`] -> [`fleet`] -> [`sync`] -> Envoys; the Envoys' answers come back into the fleet, and
-//! [`http`] shows it. Each endpoint and each Envoy has a task of its own, so that nothing slow holds up anything else.
+//! One direction: replicas, which [`discovery`] finds -> [`scrape`] -> [`fleet`] -> [`sync`] -> Envoys; the Envoys' answers come
+//! back into the fleet, and [`http`] shows it. Each endpoint and each Envoy has a task of its own, so that nothing slow holds up
+//! anything else.
 #![forbid(unsafe_code)]
 
+pub mod api;
 pub mod config;
+pub mod discovery;
+pub mod drain;
 pub mod endpoint;
 pub mod exposition;
 pub mod fleet;
@@ -26,6 +30,8 @@ use tokio::task::JoinSet;
 
 use crate::config::Config;
 use crate::fleet::Fleet;
+use crate::scrape::Scraper;
+use crate::scrape::client::ScrapeClient;
 use crate::telemetry::Telemetry;
 
 /// A running collector; dropping it ends it.
@@ -38,7 +44,7 @@ pub struct Collector {
 impl Collector {
     /// Starts polling, pushing and listening.
     ///
-    /// Fails when it cannot listen, or when an Envoy's token cannot be read. A replica or an Envoy that is away is no failure.
+    /// Fails when it cannot listen, or when a token or certificates cannot be read. A replica or an Envoy that is away is no failure.
     pub async fn start(config: &Config) -> anyhow::Result<Self> {
         let listener = TcpListener::bind(config.listen).await.with_context(|| {
             format!("cannot listen on {}; set `listen` to a free address of this machine, or to port 0", config.listen)
@@ -52,21 +58,30 @@ impl Collector {
         }
         let fleet = Arc::new(Fleet::new(config));
         let telemetry = Arc::new(Telemetry::new(Arc::clone(&fleet)));
-        let client = scrape::client(config.scrape)?;
         let controls: Vec<_> = config.envoys.iter().map(sync::Control::new).collect::<Result<_, _>>()?;
+        if let Some(token) = &config.api {
+            token.read().map_err(|error| anyhow::anyhow!("api: {error}"))?;
+        }
+        let interval = config.scrape.interval;
+        let mut scrapers = Vec::new();
+        for (place, pool) in config.pools.iter().enumerate() {
+            let client = ScrapeClient::new(pool, config.scrape.timeout)?;
+            let (fleet, telemetry) = (Arc::clone(&fleet), Arc::clone(&telemetry));
+            scrapers.push((pool.clone(), Scraper { fleet, pool: place, client, interval, telemetry }));
+        }
 
         let mut tasks = JoinSet::new();
-        let interval = config.scrape.interval;
-        for (pool, endpoints) in fleet.pools.iter().map(fleet::Pool::len).enumerate() {
-            for endpoint in 0..endpoints {
-                let place = (pool, endpoint);
-                tasks.spawn(scrape::run(Arc::clone(&fleet), place, client.clone(), interval, Arc::clone(&telemetry)));
-            }
+        if let Some(path) = config.drain_file.clone() {
+            let drains = Arc::clone(&fleet.drains);
+            tasks.spawn(async move { drains.follow(&path).await });
+        }
+        for (pool, scraper) in scrapers {
+            tasks.spawn(discovery::run(Arc::clone(&fleet), pool, scraper));
         }
         for (index, control) in controls.into_iter().enumerate() {
             tasks.spawn(sync::run(Arc::clone(&fleet), index, control, interval, Arc::clone(&telemetry)));
         }
-        let router = http::router(fleet, telemetry);
+        let router = http::router(fleet, telemetry, config.api.clone());
         tasks.spawn(async move {
             if let Err(error) = axum::serve(listener, router).await {
                 tracing::error!("the collector's HTTP server ended: {error}");

@@ -1,6 +1,8 @@
 //! The command `homing-collector`.
 #![forbid(unsafe_code)]
 
+mod drain_command;
+
 use std::io::IsTerminal as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -36,6 +38,10 @@ enum Command {
         #[arg(long)]
         ready_json: bool,
     },
+    /// Drains a replica: what is in flight finishes, nothing new arrives. It holds until --undo or until the collector ends.
+    Drain(drain_command::DrainArguments),
+    /// Prints the JSON schema of the configuration.
+    Schema,
 }
 
 #[tokio::main]
@@ -46,6 +52,8 @@ async fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Check { file, json } => check(&file, json),
         Command::Run { file, ready_json } => run(&file, ready_json).await,
+        Command::Drain(arguments) => drain_command::run(arguments).await,
+        Command::Schema => schema(),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -63,6 +71,11 @@ fn check(file: &std::path::Path, json: bool) -> anyhow::Result<()> {
     } else {
         print!("{}", config.summary());
     }
+    Ok(())
+}
+
+fn schema() -> anyhow::Result<()> {
+    println!("{}", serde_json::to_string_pretty(&Config::schema())?);
     Ok(())
 }
 

@@ -5,8 +5,10 @@ use homing_routing::sync::{PoolAnswer, ReplicaReport};
 use serde::Serialize;
 use tokio::time::Instant;
 
+use crate::drain::DrainedBy;
 use crate::endpoint::whole_ms;
-use crate::fleet::{Envoy, Fleet, Pool};
+use crate::fleet::{Envoy, Fleet, Pool, Source};
+use crate::vllm::Missing;
 
 /// Everything the collector knows.
 #[derive(Clone, Debug, Serialize)]
@@ -17,6 +19,8 @@ pub struct Status {
     pub pools: Vec<PoolStatus>,
     /// Every Envoy.
     pub envoys: Vec<EnvoyStatus>,
+    /// What is wrong with the drain file.
+    pub drain_file_problem: Option<String>,
 }
 
 /// One pool.
@@ -26,6 +30,21 @@ pub struct PoolStatus {
     pub cluster: String,
     /// Its replicas.
     pub replicas: Vec<ReplicaStatus>,
+    /// Where endpoints are found beside the configuration's own.
+    pub sources: Vec<SourceStatus>,
+}
+
+/// A source of endpoints.
+#[derive(Clone, Debug, Serialize)]
+pub struct SourceStatus {
+    /// `dns` or `file`.
+    pub kind: &'static str,
+    /// The name with its port, or the path.
+    pub name: String,
+    /// How many endpoints it last found; absent before it found anything.
+    pub endpoints: Option<usize>,
+    /// What is wrong with it now; what it found last is kept.
+    pub problem: Option<String>,
 }
 
 /// One replica.
@@ -42,6 +61,12 @@ pub struct ReplicaStatus {
     pub preemptions: u64,
     /// Why the last poll failed, if it did.
     pub problem: Option<String>,
+    /// Who drains it.
+    pub drained_by: Vec<DrainedBy>,
+    /// How often the server behind it restarted.
+    pub restarts: u64,
+    /// Metrics that are expected and that its engine does not report: their values here are 0 or absent.
+    pub missing: Missing,
 }
 
 /// One Envoy.
@@ -72,6 +97,7 @@ impl Status {
             generation: fleet.generation,
             pools: fleet.pools.iter().map(|pool| PoolStatus::of(pool, now)).collect(),
             envoys: fleet.envoys.iter().map(|envoy| EnvoyStatus::of(envoy, now)).collect(),
+            drain_file_problem: fleet.drains.read().file_problem.clone(),
         }
     }
 }
@@ -84,8 +110,20 @@ impl PoolStatus {
             generation_tokens: replica.metrics.generation_tokens,
             preemptions: replica.metrics.preemptions,
             problem: replica.failure.map(|failure| failure.to_string()),
+            drained_by: replica.drained_by,
+            restarts: replica.restarts,
+            missing: replica.metrics.missing,
         });
-        Self { cluster: pool.cluster.clone(), replicas: replicas.collect() }
+        let sources = pool.sources.iter().map(SourceStatus::of).collect();
+        Self { cluster: pool.cluster.clone(), replicas: replicas.collect(), sources }
+    }
+}
+
+impl SourceStatus {
+    fn of(source: &Source) -> Self {
+        let state = source.state();
+        let endpoints = state.addresses.as_ref().map(Vec::len);
+        Self { kind: source.kind, name: source.name.clone(), endpoints, problem: state.problem.clone() }
     }
 }
 

@@ -5,13 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use homing_routing::sync::{MAX_SYNC_BYTES, SYNC_PATH, SYNC_VERSION, SyncAnswer};
-use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue};
+use reqwest::header::{AUTHORIZATION, CONTENT_TYPE};
+use reqwest::redirect::Policy;
 use reqwest::{Client, StatusCode, Url};
 use tokio::time::Instant;
 
 use crate::config::{ControlUrl, EnvoyConfig};
 use crate::fleet::{Envoy, Fleet};
-use crate::http_client::{self, BodyError};
+use crate::http_client::{self, Bearer, BodyError, read_body};
 use crate::telemetry::Telemetry;
 
 /// How long one exchange may take.
@@ -97,30 +98,21 @@ impl SyncFailure {
 pub(crate) struct Control {
     client: Client,
     url: Url,
-    config: EnvoyConfig,
-    authorization: Option<HeaderValue>,
+    bearer: Bearer,
 }
 
 impl Control {
     /// Reads the token, if there is one.
     pub(crate) fn new(config: &EnvoyConfig) -> anyhow::Result<Self> {
-        let builder = http_client::builder(SYNC_TIMEOUT);
+        // Connections are kept, no redirect is followed and no proxy of the environment is used, as in polling.
+        let builder = Client::builder().timeout(SYNC_TIMEOUT).redirect(Policy::none()).no_proxy().tcp_nodelay(true);
         let (builder, host) = match &config.url {
             ControlUrl::Tcp(address) => (builder, address.to_string()),
             ControlUrl::Unix(path) => (unix_socket(builder, path)?, "localhost".to_owned()),
         };
         let url = format!("http://{host}{SYNC_PATH}").parse()?;
-        let mut control = Self { client: builder.build()?, url, config: config.clone(), authorization: None };
-        control.read_token().map_err(|error| anyhow::anyhow!("envoy {}: {error}", config.url))?;
-        Ok(control)
-    }
-
-    fn read_token(&mut self) -> Result<(), String> {
-        let Some(source) = &self.config.token else { return Ok(()) };
-        let mut value = HeaderValue::from_str(&format!("Bearer {}", source.read()?)).map_err(|error| error.to_string())?;
-        value.set_sensitive(true);
-        self.authorization = Some(value);
-        Ok(())
+        let bearer = Bearer::read(config.token.as_ref()).map_err(|error| anyhow::anyhow!("envoy {}: {error}", config.url))?;
+        Ok(Self { client: builder.user_agent(http_client::USER_AGENT).build()?, url, bearer })
     }
 
     /// One exchange. After a 401 the token is read again, since a token file may have been changed.
@@ -131,17 +123,19 @@ impl Control {
             return Err(SyncFailure::TooLarge(body.len()));
         }
         let mut request = self.client.post(self.url.clone()).header(CONTENT_TYPE, "application/json").body(body);
-        if let Some(authorization) = &self.authorization {
-            request = request.header(AUTHORIZATION, authorization.clone());
+        if let Some(token) = self.bearer.header() {
+            request = request.header(AUTHORIZATION, token);
         }
         let response = request.send().await.map_err(|error| connection(&error))?;
         let status = response.status();
-        let answer = http_client::read_body(response, MAX_SYNC_BYTES).await.map_err(|error| match error {
+        let mut answer = Vec::new();
+        let body = reqwest::Body::from(response);
+        read_body(body, &mut answer, MAX_SYNC_BYTES).await.map_err(|error| match error {
             BodyError::TooLarge => SyncFailure::Answer(format!("more than {MAX_SYNC_BYTES} bytes")),
             BodyError::Broken(error) => connection(&error),
         })?;
         if status == StatusCode::UNAUTHORIZED {
-            self.read_token().map_err(SyncFailure::Token)?;
+            self.bearer.read_again().map_err(SyncFailure::Token)?;
         }
         if status != StatusCode::OK {
             return Err(SyncFailure::refused(status, &answer));
@@ -173,12 +167,12 @@ fn unix_socket(_: reqwest::ClientBuilder, path: &std::path::Path) -> anyhow::Res
 
 /// Pushes snapshots to the Envoy at `index` of the fleet for ever, one every `interval`.
 ///
-/// It begins when every endpoint was polled once, or a collector that restarts would tell a running Envoy that all replicas are down.
+/// It begins when every source of endpoints was asked and every endpoint was polled once, or a collector that restarts would tell a running Envoy that all replicas are down.
 /// An Envoy that restarted needs nothing special: it gets the next snapshot like any other.
 pub(crate) async fn run(fleet: Arc<Fleet>, index: usize, mut control: Control, interval: Duration, telemetry: Arc<Telemetry>) {
     let envoy = &fleet.envoys[index];
     let telemetry = telemetry.envoy(&envoy.config.url.to_string());
-    fleet.all_polled().await;
+    fleet.settled().await;
     let mut complaints = HashSet::new();
     let mut pause = interval;
     for sequence in 1.. {

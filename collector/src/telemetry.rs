@@ -17,7 +17,7 @@ use prometheus_client::registry::Registry;
 use tokio::time::Instant;
 
 use crate::endpoint::{Replica, ScrapeFailure};
-use crate::fleet::Fleet;
+use crate::fleet::{Fleet, Pool, Source, lock};
 use crate::sync::SyncFailure;
 
 /// The type of what [`Telemetry::text`] returns.
@@ -75,6 +75,12 @@ struct StateLabels {
     pool: String,
     replica: String,
     state: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct SourceLabels {
+    pool: String,
+    source: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -143,6 +149,17 @@ impl EndpointTelemetry {
     }
 }
 
+/// An endpoint that is gone leaves no counters behind, or a fleet that comes and goes would fill the memory.
+impl Drop for EndpointTelemetry {
+    fn drop(&mut self) {
+        self.owner.scrapes.remove(&self.labels);
+        let EndpointLabels { pool, replica } = &self.labels;
+        for reason in ScrapeFailure::REASONS {
+            self.owner.scrape_failures.remove(&ScrapeFailureLabels { pool: pool.clone(), replica: replica.clone(), reason });
+        }
+    }
+}
+
 impl EnvoyTelemetry {
     pub(crate) fn exchanged(&self, failure: Option<&SyncFailure>) {
         self.exchanges.inc();
@@ -195,16 +212,28 @@ impl Collector for FleetGauges {
             Some((EnvoyLabels { envoy: envoy.config.url.to_string() }, now.duration_since(answered_at).as_secs_f64()))
         });
         gauges(&mut encoder, "sync_answer_age_seconds", "The time since an Envoy last took a snapshot", answered)?;
+        let sources = || self.0.pools.iter().flat_map(|pool| pool.sources.iter().map(move |source| (pool, source)));
+        let labels = |pool: &Pool, source: &Source| SourceLabels { pool: pool.cluster.clone(), source: source.name.clone() };
+        let found =
+            sources().filter_map(|(pool, source)| Some((labels(pool, source), source.state().addresses.as_ref()?.len() as u64)));
+        gauges(&mut encoder, "discovery_endpoints", "Endpoints that a name or a file last gave", found)?;
+        let failing = sources().map(|(pool, source)| (labels(pool, source), u32::from(source.state().problem.is_some())));
+        gauges(
+            &mut encoder,
+            "discovery_failing",
+            "1 while a name or a file gives no endpoints, and the last ones are kept",
+            failing,
+        )?;
         let mut restarts = encoder.encode_descriptor(
             "endpoint_restarts",
-            "How often an engine's counters fell, so that it must have restarted",
+            "How often a server's counters fell, so that it must have restarted",
             None,
             MetricType::Counter,
         )?;
         for pool in &self.0.pools {
-            for index in 0..pool.len() {
+            for endpoint in pool.endpoints() {
                 let (address, count) = {
-                    let endpoint = pool.endpoint(index);
+                    let endpoint = lock(&endpoint);
                     (endpoint.config().address, endpoint.restarts())
                 };
                 let labels = EndpointLabels { pool: pool.cluster.clone(), replica: address.to_string() };

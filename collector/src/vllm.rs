@@ -4,8 +4,11 @@
 //! read as the new one, and a metric that is absent is unknown rather than an error: an engine writes its gauges only from its
 //! first step on.
 
+mod missing;
+
 use std::collections::BTreeMap;
 
+pub use self::missing::Missing;
 use crate::exposition::{Parts, samples};
 
 /// The most engines that are read from one endpoint; further ones are left out.
@@ -34,6 +37,8 @@ pub struct EngineMetrics {
     pub preemptions: u64,
     /// Prompt tokens and those of them found in the cache, if the engine reports any such counters.
     pub prompt_cache: Option<PromptCache>,
+    /// What it does not report although every version from 0.8.5 on does.
+    pub missing: Missing,
 }
 
 /// Two counters whose increases give the prefix hit rate.
@@ -61,6 +66,16 @@ pub enum PromptCacheSource {
 
 /// The engines of one endpoint by their `engine` label.
 pub type Engines = BTreeMap<u32, EngineMetrics>;
+
+impl EngineMetrics {
+    /// Whether the engine must have restarted since `before`: a counter fell. One that is not reported now did not fall.
+    pub fn restarted_since(&self, before: &Self) -> bool {
+        let fell = |counter: Missing, now: u64, before: u64| now < before && !self.missing.contains(counter);
+        fell(Missing::PROMPT_TOKENS, self.prompt_tokens, before.prompt_tokens)
+            || fell(Missing::GENERATION_TOKENS, self.generation_tokens, before.generation_tokens)
+            || fell(Missing::PREEMPTIONS, self.preemptions, before.preemptions)
+    }
+}
 
 /// Reads the engines out of the text of `/metrics`; empty when it is not vLLM's.
 ///
@@ -121,10 +136,27 @@ impl Field {
     }
 }
 
+impl Field {
+    /// What its being there says is not missing. The others count only by their values, or need not be there.
+    fn missing(self) -> Missing {
+        match self {
+            Self::Running => Missing::RUNNING,
+            Self::Waiting => Missing::WAITING,
+            Self::KvUsage => Missing::KV_USAGE,
+            Self::PromptTokens => Missing::PROMPT_TOKENS,
+            Self::GenerationTokens => Missing::GENERATION_TOKENS,
+            Self::Preemptions => Missing::PREEMPTIONS,
+            Self::PrefixQueries | Self::PrefixHits | Self::PromptTokensBySource | Self::PromptTokensCached => Missing::NONE,
+            Self::SleepState | Self::CacheConfig => Missing::NONE,
+        }
+    }
+}
+
 /// What was read of one engine so far.
 #[derive(Default)]
 struct Reading {
     metrics: EngineMetrics,
+    reported: Missing,
     prompt_tokens: Option<u64>,
     local_hits: Option<u64>,
     external_hits: Option<u64>,
@@ -139,6 +171,7 @@ impl Reading {
     fn add(&mut self, field: Field, parts: &Parts<'_>) {
         let value = parts.value;
         let on = value > 0.5;
+        self.reported |= field.missing();
         match field {
             Field::Running => self.metrics.running = whole(value).try_into().unwrap_or(u32::MAX),
             Field::Waiting => self.metrics.waiting = whole(value).try_into().unwrap_or(u32::MAX),
@@ -174,12 +207,22 @@ impl Reading {
             (None, None) => None,
             (local, external) => Some(local.unwrap_or(0).saturating_add(external.unwrap_or(0))),
         };
+        let prompt_cache = pair(PromptCacheSource::BySource, self.prompt_tokens, by_source)
+            .or_else(|| pair(PromptCacheSource::Cached, self.prompt_tokens, self.cached))
+            .or_else(|| pair(PromptCacheSource::PrefixCache, self.prefix_queries, self.prefix_hits));
+        let has_worked = self.prompt_tokens.is_some_and(|tokens| tokens > 0) || self.metrics.generation_tokens > 0;
+        let mut reported = self.reported;
+        if prompt_cache.is_some() {
+            reported |= Missing::PREFIX_CACHE;
+        }
+        if self.metrics.cache_tokens > 0 {
+            reported |= Missing::CACHE_SIZE;
+        }
         EngineMetrics {
+            missing: Missing::expected(has_worked).without(reported),
             asleep: self.awake.map_or(self.sleeping, |awake| !awake),
             prompt_tokens: self.prompt_tokens.unwrap_or(0),
-            prompt_cache: pair(PromptCacheSource::BySource, self.prompt_tokens, by_source)
-                .or_else(|| pair(PromptCacheSource::Cached, self.prompt_tokens, self.cached))
-                .or_else(|| pair(PromptCacheSource::PrefixCache, self.prefix_queries, self.prefix_hits)),
+            prompt_cache,
             ..self.metrics
         }
     }

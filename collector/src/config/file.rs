@@ -6,43 +6,104 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use homing_routing::sync::MAX_REPLICAS;
+use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer};
 use serde_saphyr::Spanned;
 
-use super::{Config, ControlUrl, EndpointConfig, EnvoyConfig, PoolConfig, ScrapeConfig, TokenSource};
+use super::discovery::{RawDns, check_files};
+use super::{Config, ControlUrl, EndpointConfig, EnvoyConfig, PoolConfig, ScrapeConfig, TlsConfig, TokenSource};
 
-#[derive(Deserialize)]
+/// The configuration of homing-collector.
+#[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(rename = "homing-collector")]
 pub(super) struct RawConfig {
+    /// Where the status page, the API and the metrics listen, ip:port.
     #[serde(default = "default_listen", deserialize_with = "address")]
+    #[schemars(with = "String")]
     listen: SocketAddr,
+    /// Who may change something by the API. Without it the API only reads.
+    #[schemars(with = "Option<RawApi>")]
+    api: Option<Spanned<RawApi>>,
+    /// A file with a YAML list of replicas to drain, as ip:port or ip:port#rank; read again when it changes.
+    drain_file: Option<PathBuf>,
+    /// How replicas are polled.
     #[serde(default)]
     scrape: ScrapeConfig,
+    /// The Envoys that get the snapshots.
     #[serde(default)]
     envoys: Vec<RawEnvoy>,
+    /// The pools, at least one.
+    #[schemars(with = "Vec<RawPool>", length(min = 1))]
     pools: Spanned<Vec<RawPool>>,
 }
 
-#[derive(Deserialize)]
+/// The token that callers of the API must show to change something: `token` or `token_file`, not both.
+#[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct RawEnvoy {
-    url: Spanned<ControlUrl>,
+#[schemars(rename = "Api")]
+struct RawApi {
+    /// The token itself.
+    #[schemars(with = "Option<String>")]
     token: Option<Spanned<String>>,
+    /// A file that holds it; read again at every call.
     token_file: Option<PathBuf>,
 }
 
-#[derive(Deserialize)]
+/// One Envoy that runs the filter.
+#[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct RawPool {
-    cluster: Spanned<String>,
-    max_num_seqs: Option<Spanned<u32>>,
-    replicas: Spanned<Vec<RawEndpoint>>,
+#[schemars(rename = "Envoy")]
+struct RawEnvoy {
+    /// Its control listener, `http://ip:port` or `unix:/path/to.sock`.
+    #[schemars(with = "String")]
+    url: Spanned<ControlUrl>,
+    /// The control listener's bearer token.
+    #[schemars(with = "Option<String>")]
+    token: Option<Spanned<String>>,
+    /// A file that holds the token; read again when the listener refuses it.
+    token_file: Option<PathBuf>,
 }
 
-#[derive(Deserialize)]
+/// The replicas behind one Envoy cluster. At least one of `replicas`, `dns` and `files` is needed.
+#[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(rename = "Pool", extend("anyOf" = [{ "required": ["replicas"] }, { "required": ["dns"] }, { "required": ["files"] }]))]
+struct RawPool {
+    /// The Envoy cluster's name, 1 to 256 bytes.
+    #[schemars(with = "String", length(min = 1, max = 256))]
+    cluster: Spanned<String>,
+    /// vLLM's `--max-num-seqs`, which it reports nowhere.
+    #[schemars(with = "Option<u32>", range(min = 1, max = 65_536))]
+    max_num_seqs: Option<Spanned<u32>>,
+    /// The bearer token that replicas ask for at `/metrics`.
+    #[schemars(with = "Option<String>")]
+    token: Option<Spanned<String>>,
+    /// A file that holds the token; read again when a replica refuses it.
+    token_file: Option<PathBuf>,
+    /// Polls over HTTPS, with these settings.
+    tls: Option<TlsConfig>,
+    /// Endpoints that do not change.
+    #[schemars(with = "Option<Vec<RawEndpoint>>")]
+    replicas: Option<Spanned<Vec<RawEndpoint>>>,
+    /// Names whose addresses are endpoints, looked up again and again.
+    #[serde(default)]
+    dns: Vec<RawDns>,
+    /// Files with endpoints in the format of Prometheus' `file_sd`, JSON or YAML; read again when they change.
+    #[serde(default)]
+    #[schemars(with = "Vec<PathBuf>")]
+    files: Vec<Spanned<PathBuf>>,
+}
+
+/// One endpoint; data-parallel ranks behind it are found in its metrics.
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(rename = "Endpoint")]
 struct RawEndpoint {
+    /// Where vLLM listens, ip:port.
+    #[schemars(with = "String")]
     address: Spanned<Address>,
+    /// What is in flight finishes, nothing new arrives.
     #[serde(default)]
     drain: bool,
 }
@@ -58,7 +119,12 @@ pub(super) struct Fault {
     pub(super) message: String,
 }
 
-fn require<T>(holds: bool, at: &Spanned<T>, key: impl FnOnce() -> String, message: impl FnOnce() -> String) -> Result<(), Fault> {
+pub(super) fn require<T>(
+    holds: bool,
+    at: &Spanned<T>,
+    key: impl FnOnce() -> String,
+    message: impl FnOnce() -> String,
+) -> Result<(), Fault> {
     if holds { Ok(()) } else { Err(Fault { at: at.referenced, key: key(), message: message() }) }
 }
 
@@ -74,17 +140,7 @@ impl RawConfig {
                 || key("url"),
                 || "an Envoy may be named only once; remove this entry".to_owned(),
             )?;
-            let token = match (envoy.token, envoy.token_file) {
-                (None, None) => None,
-                (None, Some(path)) => Some(TokenSource::File(path)),
-                (Some(token), path) => {
-                    let source = TokenSource::Inline(token.value.clone());
-                    require(path.is_none(), &token, || key("token"), || "set `token` or `token_file`, not both".to_owned())?;
-                    let read = source.read();
-                    require(read.is_ok(), &token, || key("token"), || read.clone().err().unwrap_or_default())?;
-                    Some(source)
-                }
-            };
+            let token = token(envoy.token, envoy.token_file, key)?;
             envoys.push(EnvoyConfig { url: envoy.url.value, token });
         }
         let named = !self.pools.value.is_empty();
@@ -97,7 +153,21 @@ impl RawConfig {
             require(new, &pool.cluster, key, || format!("`{}` is named twice; a cluster is one pool", pool.cluster.value))?;
             pools.push(pool.check(index)?);
         }
-        Ok(Config { listen: self.listen, scrape: self.scrape, envoys, pools })
+        let api = match self.api {
+            None => None,
+            Some(api) => {
+                let key = |name: &str| format!("api.{name}");
+                let given = api.value.token.is_some() || api.value.token_file.is_some();
+                require(
+                    given,
+                    &api,
+                    || "api".to_owned(),
+                    || "set `token` or `token_file`; without `api` the API only reads".to_owned(),
+                )?;
+                token(api.value.token, api.value.token_file, key)?
+            }
+        };
+        Ok(Config { listen: self.listen, api, drain_file: self.drain_file, scrape: self.scrape, envoys, pools })
     }
 }
 
@@ -119,26 +189,62 @@ impl RawPool {
                 || format!("{} is not from 1 to 65536; give vLLM's --max-num-seqs", seqs.value),
             )?;
         }
-        let count = self.replicas.value.len();
-        require(
-            (1..=MAX_REPLICAS).contains(&count),
-            &self.replicas,
-            || format!("pools[{index}].replicas"),
-            || format!("{count} replicas; 1 to {MAX_REPLICAS} are allowed"),
-        )?;
-        let mut addresses = HashSet::new();
-        let mut replicas = Vec::new();
-        for (at, replica) in self.replicas.value.into_iter().enumerate() {
-            let Address(address) = replica.address.value;
-            let key = || format!("pools[{index}].replicas[{at}].address");
-            require(address.port() != 0, &replica.address, key, || "port 0 is no place; give the port vLLM listens on".to_owned())?;
-            require(addresses.insert(address), &replica.address, key, || {
-                format!("{address} is named twice in this pool; one entry an endpoint, its ranks are found in its metrics")
-            })?;
-            replicas.push(EndpointConfig { address, drain: replica.drain });
-        }
-        Ok(PoolConfig { cluster: self.cluster.value, max_num_seqs: self.max_num_seqs.map(|seqs| seqs.value), replicas })
+        let key = |name: &str| format!("pools[{index}].{name}");
+        let has_sources = !self.dns.is_empty() || !self.files.is_empty();
+        let missing = || "no replicas: give `replicas`, `dns` or `files`".to_owned();
+        require(self.replicas.is_some() || has_sources, &self.cluster, || format!("pools[{index}]"), missing)?;
+        let replicas = self.replicas.map(|replicas| check_replicas(replicas, index, has_sources)).transpose()?;
+        Ok(PoolConfig {
+            cluster: self.cluster.value,
+            max_num_seqs: self.max_num_seqs.map(|seqs| seqs.value),
+            token: token(self.token, self.token_file, key)?,
+            tls: self.tls,
+            replicas: replicas.unwrap_or_default(),
+            dns: self
+                .dns
+                .into_iter()
+                .enumerate()
+                .map(|(at, dns)| dns.check(&format!("pools[{index}].dns[{at}]")))
+                .collect::<Result<_, _>>()?,
+            files: check_files(self.files, index)?,
+        })
     }
+}
+
+fn check_replicas(replicas: Spanned<Vec<RawEndpoint>>, index: usize, has_sources: bool) -> Result<Vec<EndpointConfig>, Fault> {
+    let count = replicas.value.len();
+    require(
+        count <= MAX_REPLICAS && (count > 0 || has_sources),
+        &replicas,
+        || format!("pools[{index}].replicas"),
+        || format!("{count} replicas; 1 to {MAX_REPLICAS} are allowed"),
+    )?;
+    let mut addresses = HashSet::new();
+    let mut checked = Vec::new();
+    for (at, replica) in replicas.value.into_iter().enumerate() {
+        let Address(address) = replica.address.value;
+        let key = || format!("pools[{index}].replicas[{at}].address");
+        require(address.port() != 0, &replica.address, key, || "port 0 is no place; give the port vLLM listens on".to_owned())?;
+        require(addresses.insert(address), &replica.address, key, || {
+            format!("{address} is named twice in this pool; one entry an endpoint, its ranks are found in its metrics")
+        })?;
+        checked.push(EndpointConfig { address, drain: replica.drain });
+    }
+    Ok(checked)
+}
+
+/// A token that is given in one of the two ways, or in none.
+fn token(
+    inline: Option<Spanned<String>>,
+    file: Option<PathBuf>,
+    key: impl Fn(&str) -> String,
+) -> Result<Option<TokenSource>, Fault> {
+    let Some(token) = inline else { return Ok(file.map(TokenSource::File)) };
+    let source = TokenSource::Inline(token.value.clone());
+    require(file.is_none(), &token, || key("token"), || "set `token` or `token_file`, not both".to_owned())?;
+    let read = source.read();
+    require(read.is_ok(), &token, || key("token"), || read.clone().err().unwrap_or_default())?;
+    Ok(Some(source))
 }
 
 // === values ===
@@ -150,7 +256,9 @@ fn default_listen() -> SocketAddr {
 fn address<'de, D: Deserializer<'de>>(deserializer: D) -> Result<SocketAddr, D::Error> {
     let text = String::deserialize(deserializer)?;
     text.parse().map_err(|_| {
-        serde::de::Error::custom(format!("`{text}` is not an address: write ip:port or [ipv6]:port; names are not resolved"))
+        serde::de::Error::custom(format!(
+            "`{text}` is not an address: write ip:port or [ipv6]:port; names are not resolved here; give `dns` for a name"
+        ))
     })
 }
 
@@ -160,6 +268,10 @@ pub(super) fn interval<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Dur
 
 pub(super) fn timeout<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
     duration(deserializer, Duration::from_millis(50), Duration::from_secs(30))
+}
+
+pub(super) fn refresh<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+    duration(deserializer, Duration::from_secs(1), Duration::from_secs(3600))
 }
 
 fn duration<'de, D: Deserializer<'de>>(deserializer: D, least: Duration, most: Duration) -> Result<Duration, D::Error> {

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use homing_collector::config::{Config, ControlUrl, ScrapeConfig, TokenSource};
+use homing_collector::config::{AddressFamily, Config, ControlUrl, DnsConfig, ScrapeConfig, TlsConfig, TokenSource};
 
 const POOL: &str = "pools: [{cluster: a, replicas: [{address: '127.0.0.1:8001'}]}]\n";
 
@@ -50,9 +50,78 @@ pools:
 }
 
 #[test]
+fn replicas_may_be_found_by_name_and_by_file_beside_those_that_are_given() {
+    let config = parse(
+        "
+drain_file: /etc/homing/drain.yaml
+api: { token_file: /run/secrets/api }
+pools:
+- cluster: a
+  dns:
+  - { name: vllm.local, port: 8000 }
+  - { name: other, port: 1, family: v4_only, refresh: 1m }
+- cluster: b
+  files: [one.json, /two.yaml]
+  token: abc
+  tls: { ca_file: /ca.pem, server_name: vllm.internal }
+- cluster: c
+  replicas: []
+  files: [one.json]
+",
+    );
+    let [a, b, c] = &config.pools[..] else { panic!("three pools") };
+    let five_seconds =
+        DnsConfig { name: "vllm.local".to_owned(), port: 8000, family: AddressFamily::Auto, refresh: Duration::from_secs(5) };
+    assert_eq!(a.dns[0], five_seconds);
+    assert_eq!((a.dns[1].family, a.dns[1].refresh), (AddressFamily::V4Only, Duration::from_secs(60)));
+    assert_eq!(b.files, [PathBuf::from("one.json"), PathBuf::from("/two.yaml")]);
+    assert_eq!(b.token, Some(TokenSource::Inline("abc".to_owned())));
+    let tls = TlsConfig { ca_file: Some("/ca.pem".into()), server_name: Some("vllm.internal".to_owned()), insecure: false };
+    assert_eq!(b.tls, Some(tls));
+    assert!(a.tls.is_none() && a.replicas.is_empty() && c.replicas.is_empty());
+    assert_eq!(config.api, Some(TokenSource::File("/run/secrets/api".into())));
+    assert_eq!(config.drain_file, Some("/etc/homing/drain.yaml".into()));
+}
+
+const EXAMPLE: &str = include_str!("../../example.yaml");
+
+#[test]
 fn the_shipped_example_is_valid() {
-    let config = parse(include_str!("../../example.yaml"));
+    let config = parse(EXAMPLE);
     assert_eq!((config.envoys.len(), config.pools[0].replicas.len()), (1, 2));
+}
+
+#[test]
+fn the_shipped_schema_is_the_configurations_own() {
+    let shipped: serde_json::Value = serde_json::from_str(include_str!("../../schema.json")).expect("JSON");
+    let own = serde_json::to_value(Config::schema()).expect("JSON");
+    assert!(shipped == own, "write it anew: cargo run -p homing-collector -- schema > collector/schema.json");
+}
+
+#[test]
+fn the_schema_takes_the_example_and_refuses_what_the_check_refuses() {
+    let schema = serde_json::to_value(Config::schema()).expect("JSON");
+    let schema = jsonschema::validator_for(&schema).expect("a schema");
+    let json = |text: &str| serde_saphyr::from_str::<serde_json::Value>(text).expect("YAML");
+    let mistakes: Vec<_> = schema.iter_errors(&json(EXAMPLE)).map(|error| error.to_string()).collect();
+    assert!(mistakes.is_empty(), "{mistakes:?}");
+    let wrong = [
+        "pools: []",
+        "pools: [{cluster: a}]",
+        "pools: [{cluster: '', replicas: []}]",
+        "pools: [{cluster: a, replicas: [{address: '127.0.0.1:1', drian: true}]}]",
+        "pools: [{cluster: a, dns: [{name: b}]}]",
+        "pools: [{cluster: a, dns: [{name: b, port: 0}]}]",
+        "pools: [{cluster: a, dns: [{name: b, port: 1, family: v5_only}]}]",
+        "pools: [{cluster: a, files: one.json}]",
+        "pools: [{cluster: a, max_num_seqs: 0, files: [one.json]}]",
+        "pools: [{cluster: a, files: [one.json], tls: {verify: false}}]",
+        "listen: 127.0.0.1:1",
+    ];
+    for text in wrong {
+        assert!(!schema.is_valid(&json(text)), "{text}");
+        assert!(Config::parse(text, "homing.yaml").is_err(), "{text}");
+    }
 }
 
 #[test]
@@ -75,6 +144,7 @@ fn an_unknown_key_is_named_with_the_allowed_ones_and_its_place() {
 fn every_mistake_names_its_place_its_key_and_what_is_allowed() {
     let replica = |line: &str| format!("pools:\n- cluster: a\n  replicas:\n  - address: 127.0.0.1:8001\n  - {line}\n");
     let envoy = |lines: &str| format!("{POOL}envoys:\n- {lines}\n");
+    let pool = |keys: &str| format!("pools: [{{cluster: a, {keys}}}]\n");
     let cases = [
         ("listen: localhost\npools: []\n".to_owned(), ":1:9: listen: ", "ip:port"),
         (format!("{POOL}scrape: {{ interval: 250 }}\n"), ":2:21: scrape.interval: ", "250ms"),
@@ -95,6 +165,21 @@ fn every_mistake_names_its_place_its_key_and_what_is_allowed() {
         (envoy("url: unix:/a\n- url: unix:/a"), ":4:8: envoys[1].url: ", "only once"),
         (envoy("url: unix:/a\n  token: a\n  token_file: /b"), ":4:10: envoys[0].token: ", "not both"),
         (envoy("url: unix:/a\n  token: 'a b'"), ":4:10: envoys[0].token: ", "without spaces"),
+        ("pools: [{cluster: a}]\n".to_owned(), ":1:19: pools[0]: ", "`replicas`, `dns` or `files`"),
+        (pool("dns: [{name: '10.0.0.1', port: 1}]"), "pools[0].dns[0].name: ", "give it under `replicas`"),
+        (pool("dns: [{name: 'a:80', port: 1}]"), "pools[0].dns[0].name: ", "without a port"),
+        (pool("dns: [{name: a, port: 0}]"), "pools[0].dns[0].port: ", "1 to 65535"),
+        (pool("dns: [{name: a, port: 70000}]"), "pools[0].dns[0].port: ", "a whole number"),
+        (pool("dns: [{name: a, port: 1, refresh: 10ms}]"), "pools[0].dns[0].refresh: ", "from 1s to 1h"),
+        (pool("dns: [{name: a, port: 1, family: v5}]"), "pools[0].dns[0].family: ", "v4_only"),
+        (pool("dns: [{name: a}]"), "pools[0].dns[0]: ", "missing field `port`"),
+        (pool("files: [a.json, a.json]"), "pools[0].files[1]: ", "only once"),
+        (pool("files: a.json"), "pools[0].files: ", "a list is needed"),
+        (pool("files: [a.json], token: 'a b'"), "pools[0].token: ", "without spaces"),
+        (pool("files: [a.json], token: a, token_file: b"), "pools[0].token: ", "not both"),
+        (pool("files: [a.json], tls: {verify: true}"), "pools[0].tls.verify: ", "ca_file"),
+        (format!("{POOL}api: {}\n", "{}"), ":2:6: api: ", "`token` or `token_file`"),
+        (format!("{POOL}api: {}\n", "{token: a, token_file: b}"), "api.token: ", "not both"),
         (POOL.replace("a,", "a, max_num_seqs: some,"), ":1:36: pools[0].max_num_seqs: ", "a whole number"),
         (POOL.replace("a,", "a, cluster: b,"), ":1:22: pools[0]: ", "`cluster` is given twice"),
         (replica("{address: '127.0.0.1:9', drain: maybe}"), "pools[0].replicas[1].drain: ", "true or false"),
@@ -125,7 +210,8 @@ fn a_file_that_cannot_be_read_is_named() {
 
 #[test]
 fn a_token_is_never_shown() {
-    let config = parse(&format!("{POOL}envoys: [{{url: 'unix:/a', token: hunter2}}]\n"));
+    let pool = POOL.replace("a,", "a, token: hunter2,");
+    let config = parse(&format!("{pool}api: {{token: hunter2}}\nenvoys: [{{url: 'unix:/a', token: hunter2}}]\n"));
     let json = serde_json::to_string(&config).expect("JSON");
     for text in [format!("{config:?}"), config.summary(), json] {
         assert!(!text.contains("hunter2"), "{text}");

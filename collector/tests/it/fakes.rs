@@ -9,10 +9,10 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::State;
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::{HeaderMap, Method, StatusCode};
 use axum::response::{IntoResponse, Redirect, Response};
 use axum::routing::{get, post};
-use axum::serve::ListenerExt as _;
+use axum::serve::{Listener, ListenerExt as _};
 use homing_collector::Collector;
 use homing_collector::config::Config;
 use homing_routing::sync::{Binding, OutcomeCounts, PoolAnswer, ReplicaAnswer, SYNC_PATH, SYNC_VERSION, SyncAnswer, SyncRequest};
@@ -37,7 +37,10 @@ pub(crate) struct Server {
 
 impl Server {
     async fn start(address: SocketAddr, router: Router) -> Self {
-        let listener = TcpListener::bind(address).await.expect("a free port");
+        Self::start_on(TcpListener::bind(address).await.expect("a free port"), router).await
+    }
+
+    async fn start_on(listener: impl Listener<Addr = SocketAddr>, router: Router) -> Self {
         let address = listener.local_addr().expect("an address");
         let connections = Arc::new(AtomicUsize::new(0));
         let counted = connections.clone();
@@ -71,6 +74,10 @@ pub(crate) enum Metrics {
         bytes: usize,
         announced: bool,
     },
+    /// The metrics of an idle engine, for who shows this bearer token.
+    Want(&'static str),
+    /// Metrics without an end, a line every few milliseconds.
+    Trickle,
     /// Nothing, for ever.
     Silence,
 }
@@ -93,10 +100,14 @@ impl FakeReplica {
     }
 
     pub(crate) async fn start_at(address: SocketAddr, metrics: Metrics) -> Self {
+        Self::start_on(TcpListener::bind(address).await.expect("a free port"), metrics).await
+    }
+
+    pub(crate) async fn start_on(listener: impl Listener<Addr = SocketAddr>, metrics: Metrics) -> Self {
         let state = Arc::new(ReplicaState { metrics: Mutex::new(metrics), asked: 0.into(), asked_elsewhere: 0.into() });
         let router =
             Router::new().route("/metrics", get(metrics_text)).route("/elsewhere", get(elsewhere)).with_state(state.clone());
-        Self { server: Server::start(address, router).await, state }
+        Self { server: Server::start_on(listener, router).await, state }
     }
 
     pub(crate) fn address(&self) -> SocketAddr {
@@ -117,7 +128,7 @@ async fn elsewhere(State(state): State<Arc<ReplicaState>>) -> String {
     IDLE.to_owned()
 }
 
-async fn metrics_text(State(state): State<Arc<ReplicaState>>) -> Response {
+async fn metrics_text(State(state): State<Arc<ReplicaState>>, headers: HeaderMap) -> Response {
     state.asked.fetch_add(1, Ordering::SeqCst);
     let metrics = state.metrics.lock().expect("a lock").clone();
     match metrics {
@@ -133,8 +144,23 @@ async fn metrics_text(State(state): State<Arc<ReplicaState>>) -> Response {
                 text.into_bytes().chunks(1 << 16).map(Bytes::copy_from_slice).map(Ok::<_, std::io::Error>).collect::<Vec<_>>();
             Body::from_stream(Pieces(pieces.into_iter())).into_response()
         }
+        Metrics::Want(token) => match bearer(&headers) {
+            Some(given) if given == token => IDLE.into_response(),
+            _ => StatusCode::UNAUTHORIZED.into_response(),
+        },
+        Metrics::Trickle => {
+            let line = async |()| {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+                Some((Ok::<_, std::io::Error>(Bytes::from_static(b"vllm:num_requests_running 1\n")), ()))
+            };
+            Body::from_stream(futures_util::stream::unfold((), line)).into_response()
+        }
         Metrics::Silence => std::future::pending().await,
     }
+}
+
+fn bearer(headers: &HeaderMap) -> Option<&str> {
+    headers.get("authorization")?.to_str().expect("text").strip_prefix("Bearer ")
 }
 
 /// A body whose length is not known at its start.
@@ -210,9 +236,8 @@ impl FakeEnvoy {
 async fn sync(State(state): State<Arc<EnvoyState>>, headers: HeaderMap, body: Bytes) -> Response {
     state.asked.fetch_add(1, Ordering::SeqCst);
     let behaviour = state.behaviour.lock().expect("a lock").clone();
-    let authorization = headers.get("authorization").map(|value| value.to_str().expect("text").to_owned());
     match behaviour {
-        Behaviour::Want(token) if authorization != Some(format!("Bearer {token}")) => StatusCode::UNAUTHORIZED.into_response(),
+        Behaviour::Want(token) if bearer(&headers) != Some(token) => StatusCode::UNAUTHORIZED.into_response(),
         Behaviour::Refuse(status, body) => (StatusCode::from_u16(status).expect("a status"), body).into_response(),
         Behaviour::Say(text) => text.into_response(),
         Behaviour::Silence => std::future::pending().await,
@@ -241,13 +266,14 @@ fn answer(request: &SyncRequest) -> SyncAnswer {
         affinity: true,
         replicas: pool.replicas.iter().map(replica).collect(),
     });
-    let home = request.pools[0].replicas[0].replica;
+    let home = request.pools.iter().flat_map(|pool| &pool.replicas).map(|report| report.replica).next();
+    let bound = |home| Binding { conversation: "0".repeat(32), home, last_turn: 1 };
     SyncAnswer {
         version: SYNC_VERSION,
         generation: request.generation,
         sequence: request.sequence,
         pools: pools.collect(),
-        bindings: vec![Binding { conversation: "0".repeat(32), home, last_turn: 1 }],
+        bindings: home.map(bound).into_iter().collect(),
         bindings_dropped: 0,
     }
 }
@@ -261,8 +287,13 @@ pub(crate) struct Running {
 /// A configuration with one pool `pool` and everything as fast as it may be.
 pub(crate) fn config(replicas: &[SocketAddr], more: &str) -> String {
     let replicas: String = replicas.iter().map(|address| format!("  - address: {address}\n")).collect();
+    config_with(&format!("  replicas:\n{replicas}"), more)
+}
+
+/// The same with these keys of the pool, each line indented by two.
+pub(crate) fn config_with(pool: &str, more: &str) -> String {
     format!(
-        "listen: 127.0.0.1:0\nscrape: {{ interval: 50ms, timeout: 300ms }}\n{more}pools:\n- cluster: pool\n  max_num_seqs: 32\n  replicas:\n{replicas}"
+        "listen: 127.0.0.1:0\nscrape: {{ interval: 50ms, timeout: 300ms }}\n{more}pools:\n- cluster: pool\n  max_num_seqs: 32\n{pool}"
     )
 }
 
@@ -283,6 +314,16 @@ impl Running {
         let url = format!("http://{}{path}", self.collector.address());
         let response = self.client.get(url).send().await.expect("an answer");
         (response.status(), response.headers().clone(), response.text().await.expect("text"))
+    }
+
+    /// A call of the API that changes something: its status and its answer.
+    pub(crate) async fn call(&self, method: Method, path: &str, token: Option<&str>) -> (StatusCode, Value) {
+        let mut request = self.client.request(method, format!("http://{}{path}", self.collector.address()));
+        if let Some(token) = token {
+            request = request.bearer_auth(token);
+        }
+        let response = request.send().await.expect("an answer");
+        (response.status(), response.json().await.expect("JSON"))
     }
 
     pub(crate) async fn status(&self) -> Value {

@@ -2,7 +2,11 @@
 
 mod command;
 mod config;
+mod discovering;
+mod draining;
 mod fakes;
 mod http;
 mod scraping;
 mod syncing;
+mod tls;
+mod versions;

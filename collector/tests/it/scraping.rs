@@ -57,6 +57,26 @@ async fn a_silent_replica_delays_no_other() {
 }
 
 #[tokio::test]
+async fn an_answer_that_never_ends_is_given_up_in_time() {
+    let endless = FakeReplica::start(Metrics::Trickle).await;
+    let collector = run(&config(&[endless.address()], "")).await;
+    let status = collector.until("a timeout", |status| says(&status["pools"][0]["replicas"][0]["problem"], "scrape.timeout")).await;
+    assert_eq!(status["pools"][0]["replicas"][0]["running"], 0, "nothing of it counts");
+}
+
+#[tokio::test]
+async fn figures_that_no_engine_can_have_are_bounded() {
+    let lies = IDLE
+        .replace("num_requests_running{engine=\"0\",model_name=\"tiny\"} 0.0", "num_requests_running{engine=\"0\"} 1e300")
+        .replace("kv_cache_usage_perc{engine=\"0\",model_name=\"tiny\"} 0.0", "kv_cache_usage_perc{engine=\"0\"} NaN")
+        .replace("num_requests_waiting{engine=\"0\",model_name=\"tiny\"} 0.0", "num_requests_waiting{engine=\"0\"} -7");
+    let replica = FakeReplica::start(text(&lies)).await;
+    let collector = run(&config(&[replica.address()], "")).await;
+    let seen = collector.until_replica(0, "ready").await;
+    assert_eq!((&seen["running"], &seen["waiting"], &seen["kv_usage"]), (&u32::MAX.into(), &0.into(), &0.0.into()));
+}
+
+#[tokio::test]
 async fn a_connection_is_kept_from_poll_to_poll() {
     let replica = FakeReplica::start(text(IDLE)).await;
     let collector = run(&config(&[replica.address()], "").replace("300ms", "10s")).await;

@@ -144,3 +144,26 @@ async fn a_control_listener_may_be_a_unix_socket() {
     assert_eq!(seen["url"], format!("unix:{}", socket.display()));
     server.abort();
 }
+
+#[tokio::test]
+async fn of_many_envoys_each_goes_at_its_own_pace() {
+    let replica = replica().await;
+    let mut all = Vec::new();
+    for _ in 0..7 {
+        all.push(FakeEnvoy::start(Behaviour::Obey).await);
+    }
+    all.insert(3, FakeEnvoy::start(Behaviour::Silence).await);
+    let urls: Vec<_> = all.iter().map(|envoy| format!("url: '{}'", envoy.url())).collect();
+    let urls: Vec<_> = urls.iter().map(String::as_str).collect();
+    let collector = run(&config(&[replica.address()], &envoys(&urls))).await;
+    // The one that hangs is given up after a second; meanwhile each of the others gets a snapshot every 50 ms.
+    let status = collector.until("a timeout", |status| says(&status["envoys"][3]["problem"], "no answer within 1 s")).await;
+    for (index, envoy) in all.iter().enumerate().filter(|(index, _)| *index != 3) {
+        assert!(envoy.state.taken().len() >= 5, "envoy {index} got {}", envoy.state.taken().len());
+        assert!(status["envoys"][index]["problem"].is_null());
+        let sequences: Vec<_> = envoy.state.taken().iter().map(|snapshot| snapshot.sequence).collect();
+        assert!(sequences.is_sorted_by(|a, b| a < b), "envoy {index}: {sequences:?}");
+    }
+    all[3].set(Behaviour::Obey);
+    collector.until_envoy(3, "an answer", |envoy| envoy["answered"].as_u64() > Some(0)).await;
+}

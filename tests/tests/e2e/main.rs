@@ -3,6 +3,7 @@
 mod bodies;
 mod configuration;
 mod control;
+mod discovery;
 mod endings;
 mod failures;
 mod headers;

@@ -19,6 +19,8 @@ pub enum BenchCommand {
     /// Homing beside Envoy's own policies, vllm-router and smg, under the same load. About 55 minutes; `--rounds 1 --stages 8` takes
     /// three.
     Peers(peers::PeersOptions),
+    /// What the collector costs with 1,000 replicas, and how old the figures are that reach Envoy. Half a minute.
+    Collector,
     /// Which spill settings pay, on modelled engines in virtual time. About three minutes.
     Spill,
 }
@@ -32,6 +34,9 @@ pub async fn bench(command: BenchCommand) -> Result<()> {
         BenchCommand::Proxy(options) => proxy::proxy(options).await,
         BenchCommand::Routing => routing(),
         BenchCommand::Peers(options) => peers::peers(options).await,
+        BenchCommand::Collector => {
+            run(cargo().args(["run", "--quiet", "--release", "--package", "homing-collector", "--example", "scrape_cost"]))
+        }
         BenchCommand::Spill => run(cargo().args(["run", "--quiet", "--release", "--package", "homing-bench", "--", "spill"])),
     }
 }

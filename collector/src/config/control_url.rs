@@ -1,0 +1,61 @@
+//! The address of an Envoy's control listener.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Deserializer, Serialize};
+
+/// The address of an Envoy's control listener.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum ControlUrl {
+    /// `http://ip:port`
+    Tcp(SocketAddr),
+    /// `unix:/path/to.sock`
+    Unix(PathBuf),
+}
+
+impl fmt::Display for ControlUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(address) => write!(f, "http://{address}"),
+            Self::Unix(path) => write!(f, "unix:{}", path.display()),
+        }
+    }
+}
+
+impl std::str::FromStr for ControlUrl {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let allowed = "write http://ip:port or unix:/path/to.sock";
+        if let Some(path) = text.strip_prefix("unix:") {
+            let path = PathBuf::from(path);
+            return if path.is_absolute() {
+                Ok(Self::Unix(path))
+            } else {
+                Err(format!("the socket's path must be absolute: {allowed}"))
+            };
+        }
+        if text.starts_with("https:") {
+            return Err(format!("https is not supported, put the listener on loopback or behind a sidecar: {allowed}"));
+        }
+        let address = text.strip_prefix("http://").map(|rest| rest.strip_suffix('/').unwrap_or(rest));
+        match address.and_then(|address| address.parse::<SocketAddr>().ok()) {
+            Some(address) if address.port() != 0 => Ok(Self::Tcp(address)),
+            _ => Err(format!("`{text}` is not a control listener: {allowed}")),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for ControlUrl {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+impl Serialize for ControlUrl {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
