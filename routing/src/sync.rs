@@ -97,6 +97,12 @@ pub struct SyncAnswer {
     pub bindings: Vec<Binding>,
     /// Bindings that were dropped because too many came between two exchanges, since Envoy started.
     pub bindings_dropped: u64,
+    /// The filter's version; empty when an older one answers.
+    #[serde(default)]
+    pub filter_version: String,
+    /// Since when this Envoy counts requests, in milliseconds since 1970; absent when it does not say.
+    #[serde(default)]
+    pub counting_since_ms: Option<u64>,
 }
 
 /// One pool as an Envoy sees it.
@@ -106,6 +112,15 @@ pub struct PoolAnswer {
     pub cluster: String,
     /// Whether conversations keep their homes.
     pub affinity: bool,
+    /// Whether the spill threshold follows the engine's size; absent when an older filter answers, as are the two below.
+    #[serde(default)]
+    pub spill_threshold_auto: Option<bool>,
+    /// Whether the spill margin follows the threshold.
+    #[serde(default)]
+    pub spill_margin_auto: Option<bool>,
+    /// How old the snapshot had become that this exchange replaced, in milliseconds; absent for the first one too.
+    #[serde(default)]
+    pub snapshot_age_ms: Option<u64>,
     /// One entry a replica of the snapshot in force.
     pub replicas: Vec<ReplicaAnswer>,
 }
@@ -119,6 +134,15 @@ pub struct ReplicaAnswer {
     pub in_flight: u64,
     /// The load above which a conversation may be served elsewhere.
     pub spill_threshold: u32,
+    /// How much lower another replica's load must be then; absent when an older filter answers, as are the two below.
+    #[serde(default)]
+    pub spill_margin: Option<u32>,
+    /// Conversations at home there and active within the idle time.
+    #[serde(default)]
+    pub held_conversations: Option<u64>,
+    /// Bytes of the last request of each of them, together.
+    #[serde(default)]
+    pub held_context_bytes: Option<u64>,
     /// Requests by outcome.
     pub requests: OutcomeCounts,
 }
