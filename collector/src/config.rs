@@ -19,6 +19,8 @@ use self::file::RawConfig;
 pub struct Config {
     /// Where the collector's own HTTP server listens; port 0 takes a free one.
     pub listen: SocketAddr,
+    /// Names under which browsers may reach it, besides `localhost` and IP addresses; lower case, without a port.
+    pub allowed_hosts: Vec<String>,
     /// How replicas are polled.
     pub scrape: ScrapeConfig,
     /// The Envoys that get the snapshots; may be empty.

@@ -1,13 +1,16 @@
 //! The collector of Homing: it polls the metrics of every replica and pushes what it saw to every Envoy.
 //!
 //! One direction: replicas -> [`scrape`] -> [`fleet`] -> [`sync`] -> Envoys; the Envoys' answers come back into the fleet, and
-//! [`http`] shows it. Each endpoint and each Envoy has a task of its own, so that nothing slow holds up anything else.
+//! [`status`] puts it together and [`history`] keeps an hour of it, which [`console`] and [`telemetry`] show over [`http`]. Each endpoint and each Envoy has a task of its own, so that nothing slow holds up anything else.
 #![forbid(unsafe_code)]
 
+pub mod capacity;
 pub mod config;
+pub mod console;
 pub mod endpoint;
 pub mod exposition;
 pub mod fleet;
+pub mod history;
 pub mod hit_rate;
 pub mod http;
 mod http_client;
@@ -25,7 +28,9 @@ use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
 use crate::config::Config;
+use crate::console::Live;
 use crate::fleet::Fleet;
+use crate::history::History;
 use crate::telemetry::Telemetry;
 
 /// A running collector; dropping it ends it.
@@ -51,7 +56,9 @@ impl Collector {
             );
         }
         let fleet = Arc::new(Fleet::new(config));
-        let telemetry = Arc::new(Telemetry::new(Arc::clone(&fleet)));
+        let history = Arc::new(History::default());
+        let live = Arc::new(Live::new(Arc::clone(&fleet), Arc::clone(&history)));
+        let telemetry = Arc::new(Telemetry::new(Arc::clone(&fleet), Arc::clone(&live)));
         let client = scrape::client(config.scrape)?;
         let controls: Vec<_> = config.envoys.iter().map(sync::Control::new).collect::<Result<_, _>>()?;
 
@@ -66,7 +73,9 @@ impl Collector {
         for (index, control) in controls.into_iter().enumerate() {
             tasks.spawn(sync::run(Arc::clone(&fleet), index, control, interval, Arc::clone(&telemetry)));
         }
-        let router = http::router(fleet, telemetry);
+        tasks.spawn(history::run(fleet, history));
+        tasks.spawn(console::publish(Arc::clone(&live)));
+        let router = http::router(live, telemetry, config.allowed_hosts.clone());
         tasks.spawn(async move {
             if let Err(error) = axum::serve(listener, router).await {
                 tracing::error!("the collector's HTTP server ended: {error}");

@@ -5,6 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::outcome::Outcome;
 use crate::replica::ReplicaName;
 
 /// The path of the exchange on the control listener.
@@ -158,6 +159,40 @@ pub struct OutcomeCounts {
     pub unkeyed: u64,
     pub rehomed: u64,
     pub passed: u64,
+}
+
+impl OutcomeCounts {
+    /// Each outcome's name, as the statistics write it, and its count.
+    pub fn named(&self) -> [(&'static str, u64); 7] {
+        [
+            (Outcome::Sticky.as_str(), self.sticky),
+            (Outcome::Placed.as_str(), self.placed),
+            (Outcome::Spilled.as_str(), self.spilled),
+            (Outcome::Pinned.as_str(), self.pinned),
+            (Outcome::Unkeyed.as_str(), self.unkeyed),
+            (Outcome::Rehomed.as_str(), self.rehomed),
+            (Outcome::Passed.as_str(), self.passed),
+        ]
+    }
+
+    /// Requests of every outcome.
+    pub fn total(&self) -> u64 {
+        self.named().iter().fold(0, |sum, (_, count)| sum.saturating_add(*count))
+    }
+
+    /// These and those of another.
+    #[must_use]
+    pub fn and(&self, other: &Self) -> Self {
+        Self {
+            sticky: self.sticky.saturating_add(other.sticky),
+            placed: self.placed.saturating_add(other.placed),
+            spilled: self.spilled.saturating_add(other.spilled),
+            pinned: self.pinned.saturating_add(other.pinned),
+            unkeyed: self.unkeyed.saturating_add(other.unkeyed),
+            rehomed: self.rehomed.saturating_add(other.rehomed),
+            passed: self.passed.saturating_add(other.passed),
+        }
+    }
 }
 
 /// A conversation and its home.

@@ -17,6 +17,8 @@ pub(super) struct RawConfig {
     #[serde(default = "default_listen", deserialize_with = "address")]
     listen: SocketAddr,
     #[serde(default)]
+    allowed_hosts: Vec<Spanned<String>>,
+    #[serde(default)]
     scrape: ScrapeConfig,
     #[serde(default)]
     envoys: Vec<RawEnvoy>,
@@ -64,6 +66,14 @@ fn require<T>(holds: bool, at: &Spanned<T>, key: impl FnOnce() -> String, messag
 
 impl RawConfig {
     pub(super) fn check(self) -> Result<Config, Fault> {
+        let mut allowed_hosts = Vec::new();
+        for (index, host) in self.allowed_hosts.into_iter().enumerate() {
+            let is_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '.' | '_');
+            let valid = !host.value.is_empty() && host.value.chars().all(is_name);
+            let key = || format!("allowed_hosts[{index}]");
+            require(valid, &host, key, || "a host name is needed, without scheme and port".to_owned())?;
+            allowed_hosts.push(host.value.to_ascii_lowercase());
+        }
         let mut urls = HashSet::new();
         let mut envoys = Vec::new();
         for (index, envoy) in self.envoys.into_iter().enumerate() {
@@ -97,7 +107,7 @@ impl RawConfig {
             require(new, &pool.cluster, key, || format!("`{}` is named twice; a cluster is one pool", pool.cluster.value))?;
             pools.push(pool.check(index)?);
         }
-        Ok(Config { listen: self.listen, scrape: self.scrape, envoys, pools })
+        Ok(Config { listen: self.listen, allowed_hosts, scrape: self.scrape, envoys, pools })
     }
 }
 

@@ -228,17 +228,23 @@ async fn sync(State(state): State<Arc<EnvoyState>>, headers: HeaderMap, body: By
     }
 }
 
-/// Three requests in flight on every replica, and one conversation that got its home.
+/// Three requests in flight and two conversations held on every replica, and one conversation that got its home.
 fn answer(request: &SyncRequest) -> SyncAnswer {
     let replica = |report: &homing_routing::sync::ReplicaReport| ReplicaAnswer {
         replica: report.replica,
         in_flight: 3,
         spill_threshold: 8,
+        spill_margin: Some(8),
+        held_conversations: Some(2),
+        held_context_bytes: Some(80_000),
         requests: OutcomeCounts { placed: 3, ..OutcomeCounts::default() },
     };
     let pools = request.pools.iter().map(|pool| PoolAnswer {
         cluster: pool.cluster.clone(),
         affinity: true,
+        spill_threshold_auto: Some(true),
+        spill_margin_auto: Some(true),
+        snapshot_age_ms: Some(50),
         replicas: pool.replicas.iter().map(replica).collect(),
     });
     let home = request.pools[0].replicas[0].replica;
@@ -249,6 +255,8 @@ fn answer(request: &SyncRequest) -> SyncAnswer {
         pools: pools.collect(),
         bindings: vec![Binding { conversation: "0".repeat(32), home, last_turn: 1 }],
         bindings_dropped: 0,
+        filter_version: "0.1.0".to_owned(),
+        counting_since_ms: Some(1_700_000_000_000),
     }
 }
 
