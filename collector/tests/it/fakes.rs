@@ -288,9 +288,31 @@ pub(crate) async fn run(config: &str) -> Running {
 
 impl Running {
     pub(crate) async fn get(&self, path: &str) -> (StatusCode, HeaderMap, String) {
-        let url = format!("http://{}{path}", self.collector.address());
-        let response = self.client.get(url).send().await.expect("an answer");
+        let response = self.client.get(self.url(path)).send().await.expect("an answer");
         (response.status(), response.headers().clone(), response.text().await.expect("text"))
+    }
+
+    fn url(&self, path: &str) -> String {
+        format!("http://{}{path}", self.collector.address())
+    }
+
+    /// Asks under another name than its address.
+    pub(crate) async fn get_as(&self, host: &str, path: &str) -> StatusCode {
+        self.client.get(self.url(path)).header("host", host).send().await.expect("an answer").status()
+    }
+
+    pub(crate) async fn get_if_changed(&self, path: &str, tag: &str) -> StatusCode {
+        self.client.get(self.url(path)).header("if-none-match", tag).send().await.expect("an answer").status()
+    }
+
+    pub(crate) async fn post(&self, path: &str) -> StatusCode {
+        self.client.post(self.url(path)).send().await.expect("an answer").status()
+    }
+
+    pub(crate) async fn stream(&self, path: &str) -> States {
+        let response = self.client.get(self.url(path)).send().await.expect("an answer");
+        assert_eq!(response.headers()["content-type"], "text/event-stream");
+        States { response, pending: String::new() }
     }
 
     pub(crate) async fn status(&self) -> Value {
@@ -330,6 +352,28 @@ impl Running {
     pub(crate) async fn until_envoy(&self, index: usize, what: &str, holds: impl Fn(&Value) -> bool) -> Value {
         let status = self.until(what, |status| holds(&status["envoys"][index])).await;
         status["envoys"][index].clone()
+    }
+}
+
+/// Server-sent states.
+pub(crate) struct States {
+    response: reqwest::Response,
+    pending: String,
+}
+
+impl States {
+    /// The next state.
+    pub(crate) async fn next_state(&mut self) -> Value {
+        loop {
+            if let Some((event, rest)) = self.pending.split_once("\n\n") {
+                let data = event.strip_prefix("event: state\ndata: ").expect("a state");
+                let state = serde_json::from_str(data).expect("JSON");
+                self.pending = rest.to_owned();
+                return state;
+            }
+            let more = tokio::time::timeout(PATIENCE, self.response.chunk()).await.expect("an event in time");
+            self.pending += std::str::from_utf8(&more.expect("a stream").expect("more of it")).expect("UTF-8");
+        }
     }
 }
 

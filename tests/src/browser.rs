@@ -1,0 +1,183 @@
+//! A headless Chromium that looks at the console as a person would.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use anyhow::{Context, Result, anyhow};
+use chromiumoxide::browser::{Browser, BrowserConfig};
+use chromiumoxide::cdp::browser_protocol::accessibility::{AxNode, GetFullAxTreeParams};
+use chromiumoxide::cdp::browser_protocol::emulation::{MediaFeature, SetDeviceMetricsOverrideParams, SetEmulatedMediaParams};
+use chromiumoxide::cdp::browser_protocol::log::{EnableParams as EnableLog, EventEntryAdded, LogEntryLevel};
+use chromiumoxide::cdp::browser_protocol::page::CaptureScreenshotFormat;
+use chromiumoxide::cdp::js_protocol::runtime::{ConsoleApiCalledType, EventConsoleApiCalled, EventExceptionThrown};
+use chromiumoxide::page::{Page, ScreenshotParams};
+use futures_util::StreamExt as _;
+use serde::de::DeserializeOwned;
+use tempfile::TempDir;
+use tokio::task::JoinHandle;
+use xtask::tools;
+
+/// A screen and what its owner prefers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Screen {
+    /// Width in CSS pixels.
+    pub width: u32,
+    /// Height in CSS pixels.
+    pub height: u32,
+    /// Whether it is a phone's.
+    pub phone: bool,
+    /// Whether dark colours are preferred.
+    pub dark: bool,
+}
+
+impl Screen {
+    /// A laptop's.
+    pub const DESKTOP: Self = Self { width: 1280, height: 900, phone: false, dark: false };
+    /// A phone's.
+    pub const PHONE: Self = Self { width: 390, height: 844, phone: true, dark: false };
+
+    /// The same with dark colours.
+    #[must_use]
+    pub fn dark(self) -> Self {
+        Self { dark: true, ..self }
+    }
+}
+
+/// A browser with one page. It ends when it is dropped.
+#[derive(Debug)]
+pub struct Visitor {
+    page: Page,
+    complaints: Arc<Mutex<Vec<String>>>,
+    tasks: Vec<JoinHandle<()>>,
+    // Dropped last: the process, then the folder it writes to.
+    _browser: Browser,
+    _profile: TempDir,
+}
+
+impl Visitor {
+    /// Starts a browser with a profile of its own.
+    ///
+    /// # Errors
+    /// If there is no Chromium and none can be installed, or it does not start.
+    pub async fn start(screen: Screen) -> Result<Self> {
+        let program = tools::chromium()?;
+        let profile = tempfile::Builder::new().prefix("homing-browser-").tempdir()?;
+        let config = BrowserConfig::builder()
+            .chrome_executable(program)
+            .new_headless_mode()
+            .user_data_dir(profile.path())
+            // Its sandbox does not work for root and in containers, and only this project's own page is opened.
+            .no_sandbox()
+            .args(["disable-dev-shm-usage", "disable-gpu", "hide-scrollbars"])
+            .build()
+            .map_err(|error| anyhow!("the browser's configuration: {error}"))?;
+        let (browser, mut handler) = Browser::launch(config).await.context("starting Chromium")?;
+        let mut tasks = vec![tokio::spawn(async move { while handler.next().await.is_some() {} })];
+        let page = browser.new_page("about:blank").await.context("opening a page")?;
+        let complaints = Arc::default();
+        tasks.extend(listen(&page, &complaints).await?);
+        let visitor = Self { page, complaints, tasks, _browser: browser, _profile: profile };
+        visitor.set_screen(screen).await?;
+        Ok(visitor)
+    }
+
+    /// Changes the screen.
+    ///
+    /// # Errors
+    /// If the browser refuses.
+    pub async fn set_screen(&self, screen: Screen) -> Result<()> {
+        let Screen { width, height, phone, dark } = screen;
+        self.page.execute(SetDeviceMetricsOverrideParams::new(width, height, if phone { 2.0 } else { 1.0 }, phone)).await?;
+        let scheme = MediaFeature::new("prefers-color-scheme", if dark { "dark" } else { "light" });
+        self.page.execute(SetEmulatedMediaParams::builder().feature(scheme).build()).await?;
+        Ok(())
+    }
+
+    /// Opens an address and waits until it is loaded.
+    ///
+    /// # Errors
+    /// If it cannot be loaded.
+    pub async fn open(&self, url: &str) -> Result<()> {
+        self.page.goto(url).await.with_context(|| format!("opening {url}"))?;
+        Ok(())
+    }
+
+    /// What an expression is in the page.
+    ///
+    /// # Errors
+    /// If it throws, or is of another type.
+    pub async fn ask<T: DeserializeOwned>(&self, expression: &str) -> Result<T> {
+        let answer = self.page.evaluate(expression).await.with_context(|| format!("evaluating {expression}"))?;
+        answer.into_value().with_context(|| format!("the value of {expression}"))
+    }
+
+    /// Presses a key, named as in `KeyboardEvent.key`.
+    ///
+    /// # Errors
+    /// If there is no such key.
+    pub async fn press(&self, key: &str) -> Result<()> {
+        self.page.find_element("html").await?.press_key(key).await?;
+        Ok(())
+    }
+
+    /// The accessibility tree, as a screen reader gets it.
+    ///
+    /// # Errors
+    /// If the browser refuses.
+    pub async fn accessibility(&self) -> Result<Vec<AxNode>> {
+        Ok(self.page.execute(GetFullAxTreeParams::default()).await?.result.nodes)
+    }
+
+    /// A picture of the whole page, PNG.
+    ///
+    /// # Errors
+    /// If the browser refuses.
+    pub async fn picture(&self) -> Result<Vec<u8>> {
+        let params = ScreenshotParams::builder().format(CaptureScreenshotFormat::Png).full_page(true).build();
+        Ok(self.page.screenshot(params).await?)
+    }
+
+    /// Errors and warnings the page has caused so far.
+    pub fn complaints(&self) -> Vec<String> {
+        self.complaints.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl Drop for Visitor {
+    fn drop(&mut self) {
+        self.tasks.iter().for_each(JoinHandle::abort);
+    }
+}
+
+/// Keeps what goes wrong in the page.
+async fn listen(page: &Page, complaints: &Arc<Mutex<Vec<String>>>) -> Result<[JoinHandle<()>; 3]> {
+    let keep = |complaints: &Arc<Mutex<Vec<String>>>, text: String| {
+        complaints.lock().unwrap_or_else(PoisonError::into_inner).push(text);
+    };
+    page.execute(EnableLog::default()).await?;
+    let mut calls = page.event_listener::<EventConsoleApiCalled>().await?;
+    let mut exceptions = page.event_listener::<EventExceptionThrown>().await?;
+    let mut entries = page.event_listener::<EventEntryAdded>().await?;
+    let all = [(); 3].map(|()| Arc::clone(complaints));
+    let [one, two, three] = all;
+    Ok([
+        tokio::spawn(async move {
+            while let Some(call) = calls.next().await {
+                if matches!(call.r#type, ConsoleApiCalledType::Error | ConsoleApiCalledType::Warning) {
+                    keep(&one, format!("console: {:?}", call.args));
+                }
+            }
+        }),
+        tokio::spawn(async move {
+            while let Some(thrown) = exceptions.next().await {
+                keep(&two, format!("exception: {:?}", thrown.exception_details));
+            }
+        }),
+        tokio::spawn(async move {
+            while let Some(added) = entries.next().await {
+                if matches!(added.entry.level, LogEntryLevel::Error | LogEntryLevel::Warning) {
+                    keep(&three, format!("log: {} {}", added.entry.text, added.entry.url.clone().unwrap_or_default()));
+                }
+            }
+        }),
+    ])
+}
