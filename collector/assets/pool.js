@@ -70,7 +70,7 @@ export class PoolView {
         title: 'In flight by replica',
         write: (value) => short(value === null ? null : Math.round(value * 10) / 10),
         empty: 'No Envoy says what is in flight',
-        of: (history) => [...history.replicas].map(([name, series]) => [name, series.in_flight]),
+        of: ({ replicas }) => inOrder([...this.rows.keys()], replicas).map(([name, series]) => [name, series.in_flight]),
       })),
     );
   }
@@ -127,20 +127,26 @@ export class PoolView {
       text(this.f('advice'), '');
       return;
     }
-    const { held_conversations: held, typical_context_tokens: typical, held_tokens: tokens, cache_tokens: cache, usage, level } = capacity;
+    const { conversations, typical_context_tokens: typical, context_tokens: tokens, cache_tokens: cache, usage, level } = capacity;
     attribute(meter, 'role', 'meter');
-    attribute(meter, 'aria-label', 'Context of held conversations against the cache');
+    attribute(meter, 'aria-label', 'Context of recent conversations against the cache');
     attribute(meter, 'aria-valuemin', 0);
     attribute(meter, 'aria-valuemax', 100);
     attribute(meter, 'aria-valuenow', Math.min(100, Math.round(usage * 100)));
     attribute(meter, 'aria-valuetext', `${percent(usage)}, ${LEVELS[level]}`);
     meter.firstElementChild.style.width = `${Math.min(usage, 1) * 100}%`;
-    const sum = held === 0
-      ? `No held conversations; the cache takes ${short(cache)} tokens.`
-      : `${plural(held, 'held conversation')} × about ${short(typical)} tokens ≈ ${short(tokens)} of ${short(cache)} tokens of cache.`;
+    const sum = conversations === 0
+      ? `No conversation was active in the last 2 minutes; the cache takes ${short(cache)} tokens.`
+      : `${plural(conversations, 'conversation')} of the last 2 minutes × about ${short(typical)} tokens ≈ ${short(tokens)} of ${short(cache)}.`;
     text(this.f('sum'), sum);
-    text(this.f('advice'), held === 0 ? '' : capacity.advice);
+    text(this.f('advice'), conversations === 0 ? '' : capacity.advice);
   }
+}
+
+/** As the table has them; those that left the pool come last. */
+function inOrder(names, replicas) {
+  const gone = [...replicas.keys()].filter((name) => !names.includes(name));
+  return [...names, ...gone].filter((name) => replicas.has(name)).map((name) => [name, replicas.get(name)]);
 }
 
 /** Why the card has gaps, and what to do; `null` when it has none. */
@@ -176,7 +182,7 @@ function count(node, value) {
   attribute(node, 'data-zero', value === 0 ? '' : null);
 }
 
-function showContext(f, { held_context_tokens: held, cache_tokens: cache }) {
+function showContext(f, { recent_context_tokens: held, cache_tokens: cache }) {
   const share = held !== null && cache > 0 ? held / cache : null;
   f('bar').firstElementChild.style.width = `${Math.min(share ?? 0, 1) * 100}%`;
   attribute(f('bar'), 'data-over', share !== null && share > 1 ? '' : null);

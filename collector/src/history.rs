@@ -18,6 +18,9 @@ pub const STEP: Duration = Duration::from_secs(5);
 /// How many steps are kept: an hour.
 pub const STEPS: usize = 720;
 
+/// Steps in a minute.
+const MINUTE: usize = 12;
+
 /// Readings further apart than this are not compared: what happened between them belongs to no step.
 const GAP: Duration = Duration::from_secs(12);
 
@@ -76,6 +79,8 @@ pub struct Hour {
     pub generated_tokens: u64,
     /// Cached among all prompt tokens, 0 to 1; absent when none was read.
     pub cached_share: Option<f64>,
+    /// The same over the last minute.
+    pub latest_cached_share: Option<f64>,
 }
 
 /// One pool's steps.
@@ -158,20 +163,27 @@ impl History {
     /// A pool's hour in a few figures.
     pub fn hour(&self, cluster: &str) -> Hour {
         let recorded = self.lock();
-        let points = recorded.pools.get(cluster).into_iter().flatten().flat_map(|(_, track)| &track.points);
-        let mut sums = [0.0_f64; 3];
-        for point in points.filter(|point| !point.cached.is_nan()) {
-            for (sum, rate) in sums.iter_mut().zip([point.cached, point.computed, point.generated]) {
-                *sum += f64::from(rate) * STEP.as_secs_f64();
+        let sums = |steps: usize| {
+            let tracks = recorded.pools.get(cluster).into_iter().flatten();
+            let points = tracks.flat_map(|(_, track)| track.points.iter().rev().take(steps));
+            let mut sums = [0.0_f64; 3];
+            for point in points.filter(|point| !point.cached.is_nan()) {
+                for (sum, rate) in sums.iter_mut().zip([point.cached, point.computed, point.generated]) {
+                    *sum += f64::from(rate) * STEP.as_secs_f64();
+                }
             }
-        }
-        let [cached, computed, generated] = sums;
+            sums
+        };
+        let share = |cached: f64, computed: f64| (cached + computed > 0.0).then(|| cached / (cached + computed));
+        let [cached, computed, generated] = sums(STEPS);
+        let [latest_cached, latest_computed, _] = sums(MINUTE);
         Hour {
             step: recorded.step,
             cached_tokens: cached.round() as u64,
             computed_tokens: computed.round() as u64,
             generated_tokens: generated.round() as u64,
-            cached_share: (cached + computed > 0.0).then(|| cached / (cached + computed)),
+            cached_share: share(cached, computed),
+            latest_cached_share: share(latest_cached, latest_computed),
         }
     }
 
@@ -302,9 +314,6 @@ impl Serialize for Value {
         }
     }
 }
-
-#[cfg(test)]
-mod tests;
 
 #[cfg(test)]
 mod tests;

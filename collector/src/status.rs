@@ -114,8 +114,10 @@ pub struct ReplicaStatus {
     pub in_flight: Option<u64>,
     /// Conversations at home there and active within the idle time.
     pub held_conversations: Option<u64>,
-    /// Tokens of the last request of each of them together; an estimate.
-    pub held_context_tokens: Option<u64>,
+    /// Those of them that were active in the last two minutes: the others have likely ended.
+    pub recent_conversations: Option<u64>,
+    /// Tokens of the last request of each of these together; an estimate.
+    pub recent_context_tokens: Option<u64>,
     /// Requests that ended there, by outcome.
     pub requests: OutcomeCounts,
     /// Why the last poll failed, if it did.
@@ -171,17 +173,12 @@ impl PoolStatus {
         let replicas: Vec<_> = replicas.collect();
         let up = replicas.iter().filter(|replica| replica.report.state != ReplicaState::Down);
         let cache_tokens = up.map(|replica| replica.report.cache_tokens).sum();
-        let capacity = total(&replicas, |replica| replica.held_conversations)
-            .zip(total(&replicas, |replica| replica.held_context_tokens))
-            .and_then(|(conversations, tokens)| Capacity::of(conversations, tokens, cache_tokens));
+        let hour = history.hour(&pool.cluster);
+        let capacity = total(&replicas, |replica| replica.recent_conversations)
+            .zip(total(&replicas, |replica| replica.recent_context_tokens))
+            .and_then(|(conversations, tokens)| Capacity::of(conversations, tokens, cache_tokens, hour.latest_cached_share));
         let in_flight = total(&replicas, |replica| replica.in_flight);
-        Self {
-            cluster: pool.cluster.clone(),
-            routing: Routing { in_flight, ..answers.routing },
-            capacity,
-            hour: history.hour(&pool.cluster),
-            replicas,
-        }
+        Self { cluster: pool.cluster.clone(), routing: Routing { in_flight, ..answers.routing }, capacity, hour, replicas }
     }
 }
 
@@ -201,7 +198,8 @@ impl ReplicaStatus {
             preemptions: replica.metrics.preemptions,
             in_flight: seen.in_flight,
             held_conversations: seen.held_conversations,
-            held_context_tokens: seen.held_context_bytes.map(tokens),
+            recent_conversations: seen.recent_conversations,
+            recent_context_tokens: seen.recent_context_bytes.map(tokens),
             requests: seen.requests,
             problem: replica.failure.map(|failure| failure.to_string()),
         }
@@ -243,7 +241,8 @@ struct Answers {
 struct Seen {
     in_flight: Option<u64>,
     held_conversations: Option<u64>,
-    held_context_bytes: Option<u64>,
+    recent_conversations: Option<u64>,
+    recent_context_bytes: Option<u64>,
     requests: OutcomeCounts,
 }
 
@@ -290,7 +289,8 @@ impl Seen {
             let sum = |known: Option<u64>, more: Option<u64>| known.into_iter().chain(more).reduce(|sum, value| sum + value);
             self.in_flight = sum(self.in_flight, Some(answer.in_flight));
             self.held_conversations = sum(self.held_conversations, answer.held_conversations);
-            self.held_context_bytes = sum(self.held_context_bytes, answer.held_context_bytes);
+            self.recent_conversations = sum(self.recent_conversations, answer.recent_conversations);
+            self.recent_context_bytes = sum(self.recent_context_bytes, answer.recent_context_bytes);
         }
     }
 }

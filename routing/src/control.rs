@@ -179,7 +179,8 @@ impl<H: Host> Control<H> {
                 spill_threshold: terms.threshold(&figures),
                 spill_margin: Some(terms.margin(&figures)),
                 held_conversations: Some(host.value(replica.held)?),
-                held_context_bytes: Some(host.value(replica.held_context)?),
+                recent_conversations: Some(host.value(replica.recent)?),
+                recent_context_bytes: Some(host.value(replica.recent_context)?),
                 requests: OutcomeCounts {
                     sticky: count(Outcome::Sticky)?,
                     placed: count(Outcome::Placed)?,

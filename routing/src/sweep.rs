@@ -26,9 +26,9 @@ const RECENT_S: u32 = 120;
 #[derive(Clone, Copy, Default)]
 struct Held {
     conversations: u32,
-    /// Bytes of their last requests.
-    bytes: u64,
-    /// The context of those of them that were active of late.
+    /// Those of them that were active of late, bytes of their last requests, and what they weigh where a new one is placed.
+    recent: u32,
+    recent_bytes: u64,
     recent_kib: u32,
 }
 
@@ -58,7 +58,8 @@ impl<H: Host> Router<H> {
             for replica in pool.registry.known() {
                 let held = held(replica.id);
                 host.set(replica.held, held.conversations.into())?;
-                host.set(replica.held_context, held.bytes)?;
+                host.set(replica.recent, held.recent.into())?;
+                host.set(replica.recent_context, held.recent_bytes)?;
             }
             self.set_context(pool, &before, |replica| held(replica).recent_kib)?;
             if let Some(age_ms) = pool.snapshot_age_ms(host.now_ms()) {
@@ -91,8 +92,9 @@ impl<H: Host> Router<H> {
             self.table().active(host, index, now_s, |entry| {
                 let held = held.entry(entry.home).or_default();
                 held.conversations = held.conversations.saturating_add(1);
-                held.bytes = held.bytes.saturating_add(entry.home_bytes.into());
                 if now_s.saturating_sub(entry.last_turn) <= RECENT_S {
+                    held.recent = held.recent.saturating_add(1);
+                    held.recent_bytes = held.recent_bytes.saturating_add(entry.home_bytes.into());
                     held.recent_kib = held.recent_kib.saturating_add(context_kib(entry.home_bytes));
                 }
             })?;

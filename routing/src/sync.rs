@@ -135,15 +135,18 @@ pub struct ReplicaAnswer {
     pub in_flight: u64,
     /// The load above which a conversation may be served elsewhere.
     pub spill_threshold: u32,
-    /// How much lower another replica's load must be then; absent when an older filter answers, as are the two below.
+    /// How much lower another replica's load must be then; absent when an older filter answers, as are the three below.
     #[serde(default)]
     pub spill_margin: Option<u32>,
     /// Conversations at home there and active within the idle time.
     #[serde(default)]
     pub held_conversations: Option<u64>,
-    /// Bytes of the last request of each of them, together.
+    /// Those of them that were active in the last two minutes: the others have likely ended.
     #[serde(default)]
-    pub held_context_bytes: Option<u64>,
+    pub recent_conversations: Option<u64>,
+    /// Bytes of the last request of each of these, together.
+    #[serde(default)]
+    pub recent_context_bytes: Option<u64>,
     /// Requests by outcome.
     pub requests: OutcomeCounts,
 }

@@ -1,7 +1,5 @@
 //! An hour of figures, as an engine's counters would make it.
 
-use std::time::Duration;
-
 use homing_routing::sync::{OutcomeCounts, ReplicaReport, ReplicaState};
 use tokio::time::advance;
 
@@ -32,7 +30,8 @@ fn replica(port: u16, [prompt, cached, generated]: [u64; 3]) -> ReplicaStatus {
         preemptions: 0,
         in_flight: Some(2),
         held_conversations: None,
-        held_context_tokens: None,
+        recent_conversations: None,
+        recent_context_tokens: None,
         requests: OutcomeCounts::default(),
         problem: None,
     }

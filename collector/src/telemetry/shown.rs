@@ -81,8 +81,8 @@ fn pools(to: &mut Encoder<'_, '_>, status: &Status) -> fmt::Result {
     to.gauges("pool_spill_margin", "How much lower another replica's load must be; the greatest of the pool's replicas", margin)?;
     let usage = each(|pool| pool.capacity.as_ref().map(|capacity| capacity.usage));
     to.gauges(
-        "pool_held_ratio",
-        "The context of held conversations divided by the caches, an estimate; above 1 they thrash",
+        "pool_context_ratio",
+        "The context of recent conversations divided by the caches, an estimate; above 1 they do not fit",
         usage,
     )?;
     let routing = each(|pool| Some(pool.routing.envoys_routing as f64));
@@ -104,7 +104,7 @@ fn replicas(to: &mut Encoder<'_, '_>, status: &Status) -> fmt::Result {
     });
     to.gauges("replica_state", "1 for the state a replica is in", states)?;
     type Figure = (&'static str, &'static str, fn(&ReplicaStatus) -> Option<f64>);
-    const FIGURES: [Figure; 9] = [
+    const FIGURES: [Figure; 10] = [
         ("snapshot_age_seconds", "The time since a replica's figures were read", |r| Some(r.report.age_ms? as f64 / 1000.0)),
         ("replica_running", "Requests a replica's engine runs", |r| Some(r.report.running.into())),
         ("replica_waiting", "Requests that wait inside a replica's engine", |r| Some(r.report.waiting.into())),
@@ -121,8 +121,11 @@ fn replicas(to: &mut Encoder<'_, '_>, status: &Status) -> fmt::Result {
         ("replica_held_conversations", "Conversations at home there and active within the idle time", |r| {
             r.held_conversations.map(|n| n as f64)
         }),
-        ("replica_held_context_tokens", "Tokens of the last requests of held conversations, an estimate", |r| {
-            r.held_context_tokens.map(|n| n as f64)
+        ("replica_recent_conversations", "Those of them that were active in the last two minutes", |r| {
+            r.recent_conversations.map(|n| n as f64)
+        }),
+        ("replica_recent_context_tokens", "Tokens of the last requests of these, an estimate", |r| {
+            r.recent_context_tokens.map(|n| n as f64)
         }),
     ];
     for (name, help, value) in FIGURES {

@@ -236,7 +236,8 @@ fn answer(request: &SyncRequest) -> SyncAnswer {
         spill_threshold: 8,
         spill_margin: Some(8),
         held_conversations: Some(2),
-        held_context_bytes: Some(80_000),
+        recent_conversations: Some(2),
+        recent_context_bytes: Some(80_000),
         requests: OutcomeCounts { placed: 3, ..OutcomeCounts::default() },
     };
     let pools = request.pools.iter().map(|pool| PoolAnswer {

@@ -289,10 +289,16 @@ fn an_answer_says_what_is_held_and_by_which_rules() {
     assert_eq!((pool.spill_threshold_auto, pool.spill_margin_auto), (Some(true), Some(false)));
     assert_eq!(pool.snapshot_age_ms, Some(10_000), "of the snapshot before this one");
     for replica in &pool.replicas {
-        let held = if replica.replica == home { (Some(1), Some(1000)) } else { (Some(0), Some(0)) };
-        assert_eq!((replica.held_conversations, replica.held_context_bytes), held);
+        let count = u64::from(replica.replica == home);
+        assert_eq!((replica.held_conversations, replica.recent_conversations), (Some(count), Some(count)));
+        assert_eq!(replica.recent_context_bytes, Some(1000 * count));
         assert_eq!((replica.spill_threshold, replica.spill_margin), (8, Some(3)));
     }
+    site.host.advance(150_000);
+    site.router.sweep(false).expect("a sweep");
+    let answer = site.sync();
+    let quiet = answer.pools[0].replicas.iter().find(|replica| replica.replica == home).expect("the home");
+    assert_eq!((quiet.held_conversations, quiet.recent_conversations, quiet.recent_context_bytes), (Some(1), Some(0), Some(0)));
 }
 
 #[test]
