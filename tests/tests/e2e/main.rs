@@ -3,6 +3,7 @@
 mod bodies;
 mod configuration;
 mod control;
+mod dashboards;
 mod endings;
 mod failures;
 mod headers;
