@@ -182,9 +182,9 @@ function count(node, value) {
   attribute(node, 'data-zero', value === 0 ? '' : null);
 }
 
-function showContext(f, { recent_context_tokens: held, cache_tokens: cache }) {
+function showContext(f, { recent_context_tokens: held, cache_tokens: cache, context_level: level }) {
   const share = held !== null && cache > 0 ? held / cache : null;
   f('bar').firstElementChild.style.width = `${Math.min(share ?? 0, 1) * 100}%`;
-  attribute(f('bar'), 'data-over', share !== null && share > 1 ? '' : null);
+  attribute(f('bar'), 'data-level', level);
   text(f('context'), share === null ? short(held) : `${short(held)} of ${short(cache)}`);
 }

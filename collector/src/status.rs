@@ -8,7 +8,7 @@ use homing_routing::sync::{OutcomeCounts, PoolAnswer, ReplicaAnswer, ReplicaRepo
 use serde::Serialize;
 use tokio::time::Instant;
 
-use crate::capacity::{Capacity, tokens};
+use crate::capacity::{Capacity, Level, tokens};
 use crate::endpoint::{Replica, whole_ms};
 use crate::fleet::{Envoy, Fleet, Pool};
 use crate::history::{History, Hour};
@@ -118,6 +118,8 @@ pub struct ReplicaStatus {
     pub recent_conversations: Option<u64>,
     /// Tokens of the last request of each of these together; an estimate.
     pub recent_context_tokens: Option<u64>,
+    /// Whether they fit into its cache, as [`Capacity`] judges it.
+    pub context_level: Option<Level>,
     /// Requests that ended there, by outcome.
     pub requests: OutcomeCounts,
     /// Why the last poll failed, if it did.
@@ -190,8 +192,13 @@ fn total(replicas: &[ReplicaStatus], of: impl Fn(&ReplicaStatus) -> Option<u64>)
 impl ReplicaStatus {
     fn of(replica: Replica, seen: Option<&Seen>) -> Self {
         let seen = seen.copied().unwrap_or_default();
+        let report = replica.report;
+        let context_tokens = seen.recent_context_bytes.map(tokens);
+        let capacity = seen.recent_conversations.zip(context_tokens).and_then(|(conversations, tokens)| {
+            Capacity::of(conversations, tokens, report.cache_tokens, report.prefix_hit_rate.map(f64::from))
+        });
         Self {
-            report: replica.report,
+            report,
             prompt_tokens: replica.metrics.prompt_tokens,
             cached_prompt_tokens: replica.metrics.prompt_cache.map(|cache| cache.hits),
             generation_tokens: replica.metrics.generation_tokens,
@@ -199,7 +206,8 @@ impl ReplicaStatus {
             in_flight: seen.in_flight,
             held_conversations: seen.held_conversations,
             recent_conversations: seen.recent_conversations,
-            recent_context_tokens: seen.recent_context_bytes.map(tokens),
+            recent_context_tokens: context_tokens,
+            context_level: capacity.map(|capacity| capacity.level),
             requests: seen.requests,
             problem: replica.failure.map(|failure| failure.to_string()),
         }

@@ -32,6 +32,7 @@ fn replica(port: u16, [prompt, cached, generated]: [u64; 3]) -> ReplicaStatus {
         held_conversations: None,
         recent_conversations: None,
         recent_context_tokens: None,
+        context_level: None,
         requests: OutcomeCounts::default(),
         problem: None,
     }

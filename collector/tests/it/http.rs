@@ -113,6 +113,7 @@ async fn a_pool_shows_what_its_envoys_do_together() {
         (&row["in_flight"], &row["held_conversations"], &row["recent_context_tokens"]),
         (&6.into(), &4.into(), &40_000.into())
     );
+    assert_eq!(row["context_level"], "fits");
     // The fake engine's cache takes 4,194,304 tokens.
     assert_eq!((&pool["capacity"]["level"], &pool["capacity"]["typical_context_tokens"]), (&"fits".into(), &10_000.into()));
     let (_, _, envoys) = collector.get("/api/v1/envoys").await;

@@ -140,11 +140,15 @@ async fn everything_has_a_name_and_is_reached_by_keyboard() -> Result<()> {
     };
     let seen: Vec<(String, String)> =
         nodes.iter().filter(|node| !node.ignored).map(|node| (text(&node.role), text(&node.name))).collect();
-    let names = |role: &str| -> Vec<&str> { seen.iter().filter(|(own, _)| own == role).map(|(_, name)| name.as_str()).collect() };
+    let names = |role: &str| -> Vec<&str> {
+        let mut names: Vec<_> = seen.iter().filter(|(own, _)| own == role).map(|(_, name)| name.as_str()).collect();
+        names.sort_unstable();
+        names
+    };
     assert_eq!(names("main").len(), 1);
     assert_eq!(names("banner").len(), 1);
-    assert_eq!(names("region"), [MODEL, "Envoys"], "each section is a landmark with its title as name");
-    assert_eq!(names("table"), [&format!("Replicas of {MODEL}"), "Envoys that get snapshots from this collector"]);
+    assert_eq!(names("region"), ["Envoys", MODEL], "each section is a landmark with its title as name");
+    assert_eq!(names("table"), ["Envoys that get snapshots from this collector", &format!("Replicas of {MODEL}")]);
     assert!(names("columnheader").iter().any(|name| name.contains("Spilled here")), "{:?}", names("columnheader"));
     assert_eq!(names("rowheader").len(), 5);
     assert_eq!(names("meter"), ["Context of recent conversations against the cache"]);
