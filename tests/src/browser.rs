@@ -5,7 +5,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use anyhow::{Context, Result, anyhow};
 use chromiumoxide::browser::{Browser, BrowserConfig};
 use chromiumoxide::cdp::browser_protocol::accessibility::{AxNode, GetFullAxTreeParams};
-use chromiumoxide::cdp::browser_protocol::emulation::{MediaFeature, SetDeviceMetricsOverrideParams, SetEmulatedMediaParams};
+use chromiumoxide::cdp::browser_protocol::emulation::{
+    MediaFeature, SetDeviceMetricsOverrideParams, SetEmulatedMediaParams, SetFocusEmulationEnabledParams,
+};
+use chromiumoxide::cdp::browser_protocol::input::{DispatchKeyEventParams, DispatchKeyEventType};
 use chromiumoxide::cdp::browser_protocol::log::{EnableParams as EnableLog, EventEntryAdded, LogEntryLevel};
 use chromiumoxide::cdp::browser_protocol::page::CaptureScreenshotFormat;
 use chromiumoxide::cdp::js_protocol::runtime::{ConsoleApiCalledType, EventConsoleApiCalled, EventExceptionThrown};
@@ -42,6 +45,25 @@ impl Screen {
     }
 }
 
+/// A key that does something in the page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Key {
+    /// To the next element.
+    Tab,
+    /// To the moment before.
+    Left,
+}
+
+impl Key {
+    /// Its name in `KeyboardEvent`, and Windows' code for it, which is what Chromium goes by.
+    fn name_and_code(self) -> (&'static str, i64) {
+        match self {
+            Self::Tab => ("Tab", 9),
+            Self::Left => ("ArrowLeft", 37),
+        }
+    }
+}
+
 /// A browser with one page. It ends when it is dropped.
 #[derive(Debug)]
 pub struct Visitor {
@@ -73,6 +95,9 @@ impl Visitor {
         let (browser, mut handler) = Browser::launch(config).await.context("starting Chromium")?;
         let mut tasks = vec![tokio::spawn(async move { while handler.next().await.is_some() {} })];
         let page = browser.new_page("about:blank").await.context("opening a page")?;
+        // Keys go to the page only while it has the focus, which a window that nobody sees does not get by itself.
+        page.bring_to_front().await?;
+        page.execute(SetFocusEmulationEnabledParams::new(true)).await?;
         let complaints = Arc::default();
         tasks.extend(listen(&page, &complaints).await?);
         let visitor = Self { page, complaints, tasks, _browser: browser, _profile: profile };
@@ -110,12 +135,16 @@ impl Visitor {
         answer.into_value().with_context(|| format!("the value of {expression}"))
     }
 
-    /// Presses a key, named as in `KeyboardEvent.key`.
+    /// Presses a key and lets it go.
     ///
     /// # Errors
-    /// If there is no such key.
-    pub async fn press(&self, key: &str) -> Result<()> {
-        self.page.find_element("html").await?.press_key(key).await?;
+    /// If the browser refuses.
+    pub async fn press(&self, key: Key) -> Result<()> {
+        let (name, code) = key.name_and_code();
+        for kind in [DispatchKeyEventType::RawKeyDown, DispatchKeyEventType::KeyUp] {
+            let event = DispatchKeyEventParams::builder().r#type(kind).key(name).code(name).windows_virtual_key_code(code);
+            self.page.execute(event.build().map_err(|error| anyhow!(error))?).await?;
+        }
         Ok(())
     }
 
