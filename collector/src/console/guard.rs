@@ -11,6 +11,7 @@ use axum::extract::{Request, State};
 use axum::http::header::{
     CACHE_CONTROL, CONTENT_SECURITY_POLICY, HOST, HeaderName, HeaderValue, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS,
 };
+use axum::http::uri::Authority;
 use axum::http::{StatusCode, Uri};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse as _, Response};
@@ -27,7 +28,7 @@ pub(crate) fn guarded(router: Router, allowed_hosts: Vec<String>) -> Router {
 async fn guard(State(allowed): State<Arc<[String]>>, request: Request, next: Next) -> Response {
     let header = request.headers().get(HOST).and_then(|host| host.to_str().ok());
     // HTTP/2 has the host in the request's target.
-    let host = request.uri().authority().map(|authority| authority.as_str()).or(header).unwrap_or_default();
+    let host = request.uri().authority().map(Authority::as_str).or(header).unwrap_or_default();
     let mut response = if is_allowed(host, &allowed) {
         next.run(request).await
     } else {

@@ -67,7 +67,7 @@ async fn the_card_and_the_rows_say_what_the_api_says_and_move_under_load() -> Re
             && Some(fact(&visitor, "sticky").await?) == share
             && fact(&visitor, "affinity").await? == "On"
             && fact(&visitor, "threshold").await? == "8"
-            && fact(&visitor, "in-flight").await? == routing["in_flight"].to_string()
+            && fact(&visitor, "in-flight").await?.parse().ok() == routing["in_flight"].as_u64()
             && fact(&visitor, "envoys").await? == "1"
             && column(&visitor, "sticky").await? == texts(&pool, "/requests/sticky")
             && column(&visitor, "placed").await? == texts(&pool, "/requests/placed")
