@@ -35,8 +35,8 @@ async fn main() -> Result<()> {
     if let Some(console) = &options.console {
         return take(&options, console).await;
     }
-    // Larger caches than the stand-in's, so that the conversations of two minutes fit, as they should.
-    let replica_args = ["--kv-tokens", "120000"].map(str::to_owned).into();
+    // Sessions come and go five times as fast as real ones: with larger caches, those of two minutes fit all the same.
+    let replica_args = ["--kv-tokens", "400000"].map(str::to_owned).into();
     let stack = stack_at_speed(StackOptions { replica_args, ..StackOptions::default() }, 5.0).await?;
     let mut load = load(&stack, options.seconds + 60)?;
     tokio::time::sleep(Duration::from_secs(options.seconds)).await;
