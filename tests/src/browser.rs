@@ -1,6 +1,7 @@
 //! A headless Chromium that looks at the console as a person would.
 
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
 use chromiumoxide::browser::{Browser, BrowserConfig};
@@ -18,6 +19,9 @@ use serde::de::DeserializeOwned;
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
 use xtask::tools;
+
+/// How long the browser has to end in order.
+const END: Duration = Duration::from_secs(5);
 
 /// A screen and what its owner prefers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,14 +68,14 @@ impl Key {
     }
 }
 
-/// A browser with one page. It ends when it is dropped.
+/// A browser with one page. It ends when it is dropped, which needs a runtime with several threads.
 #[derive(Debug)]
 pub struct Visitor {
     page: Page,
     complaints: Arc<Mutex<Vec<String>>>,
     tasks: Vec<JoinHandle<()>>,
-    // Dropped last: the process, then the folder it writes to.
-    _browser: Browser,
+    browser: Browser,
+    // Removed last, when nothing writes to it any more.
     _profile: TempDir,
 }
 
@@ -100,7 +104,7 @@ impl Visitor {
         page.execute(SetFocusEmulationEnabledParams::new(true)).await?;
         let complaints = Arc::default();
         tasks.extend(listen(&page, &complaints).await?);
-        let visitor = Self { page, complaints, tasks, _browser: browser, _profile: profile };
+        let visitor = Self { page, complaints, tasks, browser, _profile: profile };
         visitor.set_screen(screen).await?;
         Ok(visitor)
     }
@@ -172,7 +176,17 @@ impl Visitor {
 }
 
 impl Drop for Visitor {
+    /// Ends the browser in order and waits for it: killed, it would leave processes behind that still write to the profile.
     fn drop(&mut self) {
+        let ended = async {
+            let _ = self.browser.close().await;
+            let _ = self.browser.wait().await;
+        };
+        tokio::task::block_in_place(|| {
+            let runtime = tokio::runtime::Handle::current();
+            // One that does not end in time is killed with its handle.
+            let _ = runtime.block_on(async { tokio::time::timeout(END, ended).await });
+        });
         self.tasks.iter().for_each(JoinHandle::abort);
     }
 }
