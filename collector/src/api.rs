@@ -1,5 +1,7 @@
 //! The part of the API that changes something: draining. Reading needs no token, changing does.
 
+use std::sync::Arc;
+
 use axum::extract::{FromRequestParts, Path, State};
 use axum::http::header::{AUTHORIZATION, CACHE_CONTROL, WWW_AUTHENTICATE};
 use axum::http::request::Parts;
@@ -11,9 +13,9 @@ use homing_routing::replica::ReplicaName;
 use serde::{Deserialize, Serialize};
 use subtle::ConstantTimeEq as _;
 
+use crate::config::TokenSource;
 use crate::drain::DrainedBy;
 use crate::fleet::Fleet;
-use crate::http::Shared;
 
 /// Whether a replica drains, as the API tells it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -33,17 +35,26 @@ struct Refusal(StatusCode, String);
 /// Proof that the caller may change something.
 struct MayChange;
 
-/// `/api/v1/replicas/{name}/drain`: `POST` drains, `DELETE` ends that, `GET` tells.
-pub(crate) fn routes() -> Router<Shared> {
-    Router::new().route("/api/v1/replicas/{name}/drain", get(tell).post(drain).delete(undo))
+/// What is changed, and what a caller must show to change it; nobody may without a token.
+#[derive(Clone, Debug)]
+pub struct Changes {
+    /// The fleet.
+    pub fleet: Arc<Fleet>,
+    /// The token.
+    pub token: Option<TokenSource>,
 }
 
-async fn tell(State(shared): State<Shared>, Replica(name): Replica) -> Result<impl IntoResponse, Refusal> {
+/// `/api/v1/replicas/{name}/drain`: `POST` drains, `DELETE` ends that, `GET` tells.
+pub(crate) fn routes(changes: Changes) -> Router {
+    Router::new().route("/api/v1/replicas/{name}/drain", get(tell).post(drain).delete(undo)).with_state(changes)
+}
+
+async fn tell(State(shared): State<Changes>, Replica(name): Replica) -> Result<impl IntoResponse, Refusal> {
     known(&shared.fleet, name)?;
     Ok(([(CACHE_CONTROL, "no-store")], Json(DrainStatus::of(&shared.fleet, name))))
 }
 
-async fn drain(_: MayChange, State(shared): State<Shared>, Replica(name): Replica) -> Result<Json<DrainStatus>, Refusal> {
+async fn drain(_: MayChange, State(shared): State<Changes>, Replica(name): Replica) -> Result<Json<DrainStatus>, Refusal> {
     known(&shared.fleet, name)?;
     if shared.fleet.drains.update(|drained| drained.api.insert(name)) {
         tracing::info!("the API drains {name}");
@@ -52,7 +63,7 @@ async fn drain(_: MayChange, State(shared): State<Shared>, Replica(name): Replic
 }
 
 /// Ends what the API said. A replica that is gone may be named too, as long as the API drains it.
-async fn undo(_: MayChange, State(shared): State<Shared>, Replica(name): Replica) -> Result<Json<DrainStatus>, Refusal> {
+async fn undo(_: MayChange, State(shared): State<Changes>, Replica(name): Replica) -> Result<Json<DrainStatus>, Refusal> {
     if shared.fleet.drains.update(|drained| drained.api.remove(&name)) {
         tracing::info!("the API drains {name} no more");
     } else {
@@ -88,20 +99,20 @@ impl DrainStatus {
 /// The replica in the path; its `#` is written `%23`.
 struct Replica(ReplicaName);
 
-impl FromRequestParts<Shared> for Replica {
+impl FromRequestParts<Changes> for Replica {
     type Rejection = Refusal;
 
-    async fn from_request_parts(parts: &mut Parts, state: &Shared) -> Result<Self, Refusal> {
+    async fn from_request_parts(parts: &mut Parts, state: &Changes) -> Result<Self, Refusal> {
         let refuse = |error: String| Refusal(StatusCode::BAD_REQUEST, error);
         let Path(name) = Path::<String>::from_request_parts(parts, state).await.map_err(|error| refuse(error.to_string()))?;
         name.parse().map(Self).map_err(|error| refuse(format!("{error}; write # as %23")))
     }
 }
 
-impl FromRequestParts<Shared> for MayChange {
+impl FromRequestParts<Changes> for MayChange {
     type Rejection = Refusal;
 
-    async fn from_request_parts(parts: &mut Parts, shared: &Shared) -> Result<Self, Refusal> {
+    async fn from_request_parts(parts: &mut Parts, shared: &Changes) -> Result<Self, Refusal> {
         let Some(source) = &shared.token else {
             let message = "this collector's API only reads; set api.token_file in its configuration to change something";
             return Err(Refusal(StatusCode::FORBIDDEN, message.to_owned()));

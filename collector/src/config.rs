@@ -30,6 +30,8 @@ pub struct Config {
     pub api: Option<TokenSource>,
     /// A file that lists replicas to drain.
     pub drain_file: Option<PathBuf>,
+    /// Names under which browsers may reach it, besides `localhost` and IP addresses; lower case, without a port.
+    pub allowed_hosts: Vec<String>,
     /// How replicas are polled.
     pub scrape: ScrapeConfig,
     /// The Envoys that get the snapshots; may be empty.

@@ -1,17 +1,20 @@
 //! The collector of Homing: it polls the metrics of every replica and pushes what it saw to every Envoy.
 //!
-//! One direction: replicas, which [`discovery`] finds -> [`scrape`] -> [`fleet`] -> [`sync`] -> Envoys; the Envoys' answers come
-//! back into the fleet, and [`http`] shows it. Each endpoint and each Envoy has a task of its own, so that nothing slow holds up
-//! anything else.
+//! One direction: replicas, which [`discovery`] finds -> [`scrape`] -> [`fleet`] -> [`sync`] -> Envoys; the Envoys' answers come back into
+//! the fleet, and [`status`] puts it together and [`history`] keeps an hour of it, which [`console`] and [`telemetry`] show over [`http`].
+//! Each endpoint and each Envoy has a task of its own, so that nothing slow holds up anything else.
 #![forbid(unsafe_code)]
 
 pub mod api;
+pub mod capacity;
 pub mod config;
+pub mod console;
 pub mod discovery;
 pub mod drain;
 pub mod endpoint;
 pub mod exposition;
 pub mod fleet;
+pub mod history;
 pub mod hit_rate;
 pub mod http;
 mod http_client;
@@ -28,8 +31,11 @@ use anyhow::Context as _;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
+use crate::api::Changes;
 use crate::config::Config;
+use crate::console::Live;
 use crate::fleet::Fleet;
+use crate::history::History;
 use crate::scrape::Scraper;
 use crate::scrape::client::ScrapeClient;
 use crate::telemetry::Telemetry;
@@ -57,7 +63,9 @@ impl Collector {
             );
         }
         let fleet = Arc::new(Fleet::new(config));
-        let telemetry = Arc::new(Telemetry::new(Arc::clone(&fleet)));
+        let history = Arc::new(History::default());
+        let live = Arc::new(Live::new(Arc::clone(&fleet), Arc::clone(&history)));
+        let telemetry = Arc::new(Telemetry::new(Arc::clone(&fleet), Arc::clone(&live)));
         let controls: Vec<_> = config.envoys.iter().map(sync::Control::new).collect::<Result<_, _>>()?;
         if let Some(token) = &config.api {
             token.read().map_err(|error| anyhow::anyhow!("api: {error}"))?;
@@ -81,7 +89,10 @@ impl Collector {
         for (index, control) in controls.into_iter().enumerate() {
             tasks.spawn(sync::run(Arc::clone(&fleet), index, control, interval, Arc::clone(&telemetry)));
         }
-        let router = http::router(fleet, telemetry, config.api.clone());
+        tasks.spawn(history::run(Arc::clone(&fleet), history));
+        tasks.spawn(console::publish(Arc::clone(&live)));
+        let changes = Changes { fleet, token: config.api.clone() };
+        let router = http::router(live, telemetry, changes, config.allowed_hosts.clone());
         tasks.spawn(async move {
             if let Err(error) = axum::serve(listener, router).await {
                 tracing::error!("the collector's HTTP server ended: {error}");

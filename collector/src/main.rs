@@ -83,7 +83,7 @@ async fn run(file: &std::path::Path, ready_json: bool) -> anyhow::Result<()> {
     // Before anything says that it runs: whoever starts it may end it at once.
     let stopped = stop_signal()?;
     let mut collector = Collector::start(&Config::load(file)?).await?;
-    tracing::info!("status page and API on http://{}", collector.address());
+    tracing::info!("console and API on http://{}", collector.address());
     if ready_json {
         println!("{}", serde_json::json!({ "address": collector.address() }));
     }

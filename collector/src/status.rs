@@ -1,20 +1,32 @@
-//! The fleet as people and programs see it: one value, shown as JSON and as a page.
+//! The fleet as people and programs see it: one value, which the console, the API and the metrics show.
+
+use std::collections::HashMap;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use homing_routing::replica::ReplicaName;
-use homing_routing::sync::{PoolAnswer, ReplicaReport};
+use homing_routing::sync::{OutcomeCounts, PoolAnswer, ReplicaAnswer, ReplicaReport, ReplicaState};
 use serde::Serialize;
 use tokio::time::Instant;
 
+use crate::capacity::{Capacity, Level, tokens};
 use crate::drain::DrainedBy;
-use crate::endpoint::whole_ms;
+use crate::endpoint::{Replica, whole_ms};
 use crate::fleet::{Envoy, Fleet, Pool, Source};
+use crate::history::{History, Hour};
 use crate::vllm::Missing;
+
+/// How long ago an Envoy's last answer may be for it to count as connected.
+pub const CONNECTED: Duration = Duration::from_secs(3);
 
 /// Everything the collector knows.
 #[derive(Clone, Debug, Serialize)]
 pub struct Status {
+    /// The collector's version.
+    pub version: &'static str,
     /// When the collector started, in milliseconds since 1970.
     pub generation: u64,
+    /// When this was true, in milliseconds since 1970.
+    pub at_ms: u64,
     /// Every pool.
     pub pools: Vec<PoolStatus>,
     /// Every Envoy.
@@ -28,6 +40,12 @@ pub struct Status {
 pub struct PoolStatus {
     /// The Envoy cluster's name.
     pub cluster: String,
+    /// What routing does there.
+    pub routing: Routing,
+    /// Whether its conversations fit into its caches; absent while no connected Envoy says what is held, or no cache's size is known.
+    pub capacity: Option<Capacity>,
+    /// Its last hour.
+    pub hour: Hour,
     /// Its replicas.
     pub replicas: Vec<ReplicaStatus>,
     /// Where endpoints are found beside the configuration's own.
@@ -47,6 +65,56 @@ pub struct SourceStatus {
     pub problem: Option<String>,
 }
 
+/// What routing does in one pool, by all Envoys together. What stands at this moment (in flight, held, thresholds) comes from
+/// those that are connected; counts come from every one that ever answered.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Routing {
+    /// Envoys in the configuration.
+    pub envoys: usize,
+    /// Those of them that are connected.
+    pub envoys_connected: usize,
+    /// Those of them that route this pool.
+    pub envoys_routing: usize,
+    /// Whether conversations keep their homes; absent when no connected Envoy routes this pool.
+    pub affinity: Option<Affinity>,
+    /// The load above which a home is full.
+    pub spill_threshold: Option<Span>,
+    /// Whether it follows the engine's size, everywhere.
+    pub spill_threshold_auto: Option<bool>,
+    /// How much lower another replica's load must be for a turn to spill there.
+    pub spill_margin: Option<Span>,
+    /// Whether it follows the threshold, everywhere.
+    pub spill_margin_auto: Option<bool>,
+    /// Requests sent to the pool's replicas and not ended.
+    pub in_flight: Option<u64>,
+    /// Requests that ended, by outcome.
+    pub requests: OutcomeCounts,
+    /// Sticky requests among all of them, 0 to 1; absent before the first.
+    pub sticky_share: Option<f64>,
+    /// Since when requests are counted, in milliseconds since 1970: the start of the Envoy that started first.
+    pub counting_since_ms: Option<u64>,
+}
+
+/// Whether conversations keep their homes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Affinity {
+    /// They do.
+    On,
+    /// They do not.
+    Off,
+    /// It depends on the Envoy.
+    Mixed,
+}
+
+/// The least and the greatest of a value that may differ between replicas and Envoys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[expect(missing_docs, reason = "the two names say it")]
+pub struct Span {
+    pub min: u32,
+    pub max: u32,
+}
+
 /// One replica.
 #[derive(Clone, Debug, Serialize)]
 pub struct ReplicaStatus {
@@ -55,10 +123,24 @@ pub struct ReplicaStatus {
     pub report: ReplicaReport,
     /// Prompt tokens since the engine started.
     pub prompt_tokens: u64,
+    /// Those of them that the engine found in its cache; absent when it does not count them.
+    pub cached_prompt_tokens: Option<u64>,
     /// Generated tokens since the engine started.
     pub generation_tokens: u64,
     /// Preemptions since the engine started.
     pub preemptions: u64,
+    /// Requests sent there and not ended; absent, as what is held, when no connected Envoy says.
+    pub in_flight: Option<u64>,
+    /// Conversations at home there and active within the idle time.
+    pub held_conversations: Option<u64>,
+    /// Those of them that were active in the last two minutes: the others have likely ended.
+    pub recent_conversations: Option<u64>,
+    /// Tokens of the last request of each of these together; an estimate.
+    pub recent_context_tokens: Option<u64>,
+    /// Whether they fit into its cache, as [`Capacity`] judges it.
+    pub context_level: Option<Level>,
+    /// Requests that ended there, by outcome.
+    pub requests: OutcomeCounts,
     /// Why the last poll failed, if it did.
     pub problem: Option<String>,
     /// Who drains it.
@@ -74,11 +156,17 @@ pub struct ReplicaStatus {
 pub struct EnvoyStatus {
     /// Its control listener.
     pub url: String,
+    /// Whether it took the last snapshot, within the last three seconds.
+    pub connected: bool,
+    /// The filter's version; empty before the first answer.
+    pub filter_version: String,
+    /// Since when it counts requests, in milliseconds since 1970.
+    pub counting_since_ms: Option<u64>,
     /// Snapshots it took.
     pub answered: u64,
     /// Snapshots it did not take.
     pub failed: u64,
-    /// Milliseconds since its last answer; absent before the first.
+    /// Milliseconds since its last answer, which is the age of the snapshot it holds; absent before the first.
     pub answer_age_ms: Option<u64>,
     /// What is wrong with it now, and what to do.
     pub problem: Option<String>,
@@ -90,32 +178,77 @@ pub struct EnvoyStatus {
     pub pools: Vec<PoolAnswer>,
 }
 
+// === impl Status ===
+
 impl Status {
     /// The fleet at `now`.
-    pub fn of(fleet: &Fleet, now: Instant) -> Self {
+    pub fn of(fleet: &Fleet, history: &History, now: Instant) -> Self {
+        let envoys: Vec<_> = fleet.envoys.iter().map(|envoy| EnvoyStatus::of(envoy, now)).collect();
+        let pools = fleet.pools.iter().map(|pool| PoolStatus::of(pool, &envoys, history, now)).collect();
+        let at = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let drain_file_problem = fleet.drains.read().file_problem.clone();
         Self {
+            version: env!("CARGO_PKG_VERSION"),
             generation: fleet.generation,
-            pools: fleet.pools.iter().map(|pool| PoolStatus::of(pool, now)).collect(),
-            envoys: fleet.envoys.iter().map(|envoy| EnvoyStatus::of(envoy, now)).collect(),
-            drain_file_problem: fleet.drains.read().file_problem.clone(),
+            at_ms: whole_ms(at),
+            pools,
+            envoys,
+            drain_file_problem,
         }
     }
 }
 
 impl PoolStatus {
-    fn of(pool: &Pool, now: Instant) -> Self {
-        let replicas = pool.replicas(now).into_iter().map(|replica| ReplicaStatus {
-            report: replica.report,
+    fn of(pool: &Pool, envoys: &[EnvoyStatus], history: &History, now: Instant) -> Self {
+        let answers = Answers::of(&pool.cluster, envoys);
+        let replicas = pool.replicas(now).into_iter().map(|replica| {
+            let seen = answers.replicas.get(&replica.report.replica);
+            ReplicaStatus::of(replica, seen)
+        });
+        let replicas: Vec<_> = replicas.collect();
+        let up = replicas.iter().filter(|replica| replica.report.state != ReplicaState::Down);
+        let cache_tokens = up.map(|replica| replica.report.cache_tokens).sum();
+        let hour = history.hour(&pool.cluster);
+        let capacity = total(&replicas, |replica| replica.recent_conversations)
+            .zip(total(&replicas, |replica| replica.recent_context_tokens))
+            .and_then(|(conversations, tokens)| Capacity::of(conversations, tokens, cache_tokens, hour.latest_cached_share));
+        let in_flight = total(&replicas, |replica| replica.in_flight);
+        let sources = pool.sources.iter().map(SourceStatus::of).collect();
+        let routing = Routing { in_flight, ..answers.routing };
+        Self { cluster: pool.cluster.clone(), routing, capacity, hour, replicas, sources }
+    }
+}
+
+/// The sum of what replicas have of something; `None` when none has it.
+fn total(replicas: &[ReplicaStatus], of: impl Fn(&ReplicaStatus) -> Option<u64>) -> Option<u64> {
+    replicas.iter().filter_map(of).reduce(|sum, value| sum + value)
+}
+
+impl ReplicaStatus {
+    fn of(replica: Replica, seen: Option<&Seen>) -> Self {
+        let seen = seen.copied().unwrap_or_default();
+        let report = replica.report;
+        let context_tokens = seen.recent_context_bytes.map(tokens);
+        let capacity = seen.recent_conversations.zip(context_tokens).and_then(|(conversations, tokens)| {
+            Capacity::of(conversations, tokens, report.cache_tokens, report.prefix_hit_rate.map(f64::from))
+        });
+        Self {
+            report,
             prompt_tokens: replica.metrics.prompt_tokens,
+            cached_prompt_tokens: replica.metrics.prompt_cache.map(|cache| cache.hits),
             generation_tokens: replica.metrics.generation_tokens,
             preemptions: replica.metrics.preemptions,
+            in_flight: seen.in_flight,
+            held_conversations: seen.held_conversations,
+            recent_conversations: seen.recent_conversations,
+            recent_context_tokens: context_tokens,
+            context_level: capacity.map(|capacity| capacity.level),
+            requests: seen.requests,
             problem: replica.failure.map(|failure| failure.to_string()),
             drained_by: replica.drained_by,
             restarts: replica.restarts,
             missing: replica.metrics.missing,
-        });
-        let sources = pool.sources.iter().map(SourceStatus::of).collect();
-        Self { cluster: pool.cluster.clone(), replicas: replicas.collect(), sources }
+        }
     }
 }
 
@@ -130,22 +263,100 @@ impl SourceStatus {
 impl EnvoyStatus {
     fn of(envoy: &Envoy, now: Instant) -> Self {
         let exchanges = envoy.exchanges().clone();
-        let (pools, bindings_dropped) = exchanges.answer.map(|answer| (answer.pools, answer.bindings_dropped)).unwrap_or_default();
+        let age = exchanges.answered_at.map(|at| now.duration_since(at));
+        let answer = exchanges.answer.unwrap_or_default();
         Self {
             url: envoy.config.url.to_string(),
+            connected: exchanges.problem.is_none() && age.is_some_and(|age| age < CONNECTED),
+            filter_version: answer.filter_version,
+            counting_since_ms: answer.counting_since_ms,
             answered: exchanges.answered,
             failed: exchanges.failed,
-            answer_age_ms: exchanges.answered_at.map(|at| whole_ms(now.duration_since(at))),
+            answer_age_ms: age.map(whole_ms),
             problem: exchanges.problem,
             bindings: exchanges.bindings,
-            bindings_dropped,
-            pools,
+            bindings_dropped: answer.bindings_dropped,
+            pools: answer.pools,
         }
     }
+}
 
-    /// What this Envoy has in flight on a replica, if it said.
-    pub fn in_flight(&self, cluster: &str, replica: ReplicaName) -> Option<u64> {
-        let pool = self.pools.iter().find(|pool| pool.cluster == cluster)?;
-        pool.replicas.iter().find(|answer| answer.replica == replica).map(|answer| answer.in_flight)
+// === what the Envoys say of one pool ===
+
+/// All answers of one pool, put together.
+#[derive(Default)]
+struct Answers {
+    routing: Routing,
+    replicas: HashMap<ReplicaName, Seen>,
+}
+
+/// One replica in all of them.
+#[derive(Clone, Copy, Default)]
+struct Seen {
+    in_flight: Option<u64>,
+    held_conversations: Option<u64>,
+    recent_conversations: Option<u64>,
+    recent_context_bytes: Option<u64>,
+    requests: OutcomeCounts,
+}
+
+impl Answers {
+    fn of(cluster: &str, envoys: &[EnvoyStatus]) -> Self {
+        let mut all = Self::default();
+        all.routing.envoys = envoys.len();
+        for envoy in envoys {
+            all.routing.envoys_connected += usize::from(envoy.connected);
+            if let Some(pool) = envoy.pools.iter().find(|pool| pool.cluster == cluster) {
+                all.add(envoy, pool);
+            }
+        }
+        let Routing { requests, .. } = all.routing;
+        all.routing.sticky_share = (requests.total() > 0).then(|| requests.sticky as f64 / requests.total() as f64);
+        all
+    }
+
+    fn add(&mut self, envoy: &EnvoyStatus, pool: &PoolAnswer) {
+        let routing = &mut self.routing;
+        routing.counting_since_ms = routing.counting_since_ms.into_iter().chain(envoy.counting_since_ms).min();
+        if envoy.connected {
+            routing.envoys_routing += 1;
+            let affinity = if pool.affinity { Affinity::On } else { Affinity::Off };
+            routing.affinity = Some(routing.affinity.filter(|known| *known != affinity).map_or(affinity, |_| Affinity::Mixed));
+            routing.spill_threshold_auto = both(routing.spill_threshold_auto, pool.spill_threshold_auto);
+            routing.spill_margin_auto = both(routing.spill_margin_auto, pool.spill_margin_auto);
+        }
+        for answer in &pool.replicas {
+            routing.requests = routing.requests.and(&answer.requests);
+            if envoy.connected {
+                widen(&mut routing.spill_threshold, Some(answer.spill_threshold));
+                widen(&mut routing.spill_margin, answer.spill_margin);
+            }
+            self.replicas.entry(answer.replica).or_default().add(answer, envoy.connected);
+        }
+    }
+}
+
+impl Seen {
+    fn add(&mut self, answer: &ReplicaAnswer, connected: bool) {
+        self.requests = self.requests.and(&answer.requests);
+        if connected {
+            let sum = |known: Option<u64>, more: Option<u64>| known.into_iter().chain(more).reduce(|sum, value| sum + value);
+            self.in_flight = sum(self.in_flight, Some(answer.in_flight));
+            self.held_conversations = sum(self.held_conversations, answer.held_conversations);
+            self.recent_conversations = sum(self.recent_conversations, answer.recent_conversations);
+            self.recent_context_bytes = sum(self.recent_context_bytes, answer.recent_context_bytes);
+        }
+    }
+}
+
+/// True where both are, as far as they are known.
+fn both(known: Option<bool>, more: Option<bool>) -> Option<bool> {
+    known.into_iter().chain(more).reduce(|both, value| both && value)
+}
+
+fn widen(span: &mut Option<Span>, value: Option<u32>) {
+    if let Some(value) = value {
+        let known = span.unwrap_or(Span { min: value, max: value });
+        *span = Some(Span { min: known.min.min(value), max: known.max.max(value) });
     }
 }

@@ -1,23 +1,22 @@
-//! The collector's own metrics, `homing_collector_*`, in the Prometheus text format.
+//! The collector's own metrics, `homing_collector_*`, in the Prometheus text format: what it did itself, and what the console shows.
+
+mod shown;
 
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use homing_routing::sync::ReplicaState;
-use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeGaugeValue, EncodeLabelSet, EncodeMetric, prometheus_text};
-use prometheus_client::metrics::MetricType;
-use prometheus_client::metrics::counter::{ConstCounter, Counter};
+use prometheus_client::encoding::{EncodeLabelSet, prometheus_text};
+use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
-use tokio::time::Instant;
 
-use crate::endpoint::{Replica, ScrapeFailure};
-use crate::fleet::{Fleet, Pool, Source, lock};
+use self::shown::Shown;
+use crate::console::Live;
+use crate::endpoint::ScrapeFailure;
+use crate::fleet::Fleet;
 use crate::sync::SyncFailure;
 
 /// The type of what [`Telemetry::text`] returns.
@@ -26,7 +25,7 @@ pub const CONTENT_TYPE: &str = prometheus_text::CONTENT_TYPE;
 /// Upper bounds of the scrape duration's buckets, in seconds: vLLM answers in 7 to 180 ms.
 const SCRAPE_BUCKETS: [f64; 10] = [0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0];
 
-/// Counters of polling and pushing, and gauges read from the fleet when they are asked for.
+/// Counters of polling and pushing, and what is read from the status when it is asked for.
 #[derive(Debug)]
 pub struct Telemetry {
     registry: Registry,
@@ -71,19 +70,6 @@ struct ScrapeFailureLabels {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct StateLabels {
-    pool: String,
-    replica: String,
-    state: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct SourceLabels {
-    pool: String,
-    source: String,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct EnvoyLabels {
     envoy: String,
 }
@@ -97,8 +83,8 @@ struct SyncFailureLabels {
 // === impl Telemetry ===
 
 impl Telemetry {
-    /// The metrics of a fleet.
-    pub fn new(fleet: Arc<Fleet>) -> Self {
+    /// The metrics of a fleet and of what the console shows of it.
+    pub fn new(fleet: Arc<Fleet>, live: Arc<Live>) -> Self {
         let mut registry = Registry::with_prefix("homing_collector");
         let histogram: fn() -> Histogram = || Histogram::new(SCRAPE_BUCKETS);
         let scrapes = Family::default();
@@ -111,7 +97,7 @@ impl Telemetry {
         registry.register("scrape_duration_seconds", "The time a poll took, failed ones included", scrape_seconds.clone());
         registry.register("sync_exchanges", "Snapshots sent to an Envoy", exchanges.clone());
         registry.register("sync_failures", "Snapshots that an Envoy did not take, by reason", sync_failures.clone());
-        registry.register_collector(Box::new(FleetGauges(fleet)));
+        registry.register_collector(Box::new(Shown { fleet, live }));
         Self { registry, scrapes, scrape_failures, scrape_seconds, exchanges, sync_failures }
     }
 
@@ -167,104 +153,5 @@ impl EnvoyTelemetry {
             let envoy = self.labels.envoy.clone();
             self.owner.sync_failures.get_or_create(&SyncFailureLabels { envoy, reason: failure.reason() }).inc();
         }
-    }
-}
-
-// === gauges ===
-
-/// Reads the fleet whenever the metrics are asked for, so that a replica that is gone leaves no gauge behind.
-#[derive(Debug)]
-struct FleetGauges(Arc<Fleet>);
-
-impl Collector for FleetGauges {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let now = Instant::now();
-        let replicas: Vec<(EndpointLabels, Replica)> = self
-            .0
-            .pools
-            .iter()
-            .flat_map(|pool| pool.replicas(now).into_iter().map(|replica| (pool.cluster.clone(), replica)))
-            .map(|(pool, replica)| (EndpointLabels { pool, replica: replica.report.replica.to_string() }, replica))
-            .collect();
-        let states = replicas.iter().flat_map(|(labels, replica)| {
-            STATES.iter().map(move |&state| {
-                let EndpointLabels { pool, replica: name } = labels.clone();
-                let on = u32::from(replica.report.state == state);
-                (StateLabels { pool, replica: name, state: state_name(state) }, on)
-            })
-        });
-        gauges(&mut encoder, "replica_state", "1 for the state a replica is in", states)?;
-        let each = |value: fn(&Replica) -> Option<f64>| {
-            replicas.iter().filter_map(move |(labels, replica)| Some((labels.clone(), value(replica)?)))
-        };
-        let age = each(|replica| replica.report.age_ms.map(|age| age as f64 / 1000.0));
-        gauges(&mut encoder, "snapshot_age_seconds", "The time since a replica's figures were read", age)?;
-        let running = each(|replica| Some(f64::from(replica.report.running)));
-        gauges(&mut encoder, "replica_running", "Requests a replica's engine runs", running)?;
-        let waiting = each(|replica| Some(f64::from(replica.report.waiting)));
-        gauges(&mut encoder, "replica_waiting", "Requests that wait inside a replica's engine", waiting)?;
-        let usage = each(|replica| Some(f64::from(replica.report.kv_usage)));
-        gauges(&mut encoder, "replica_kv_usage", "The share of the KV cache that running requests hold, 0 to 1", usage)?;
-        let hits = each(|replica| replica.report.prefix_hit_rate.map(f64::from));
-        gauges(&mut encoder, "replica_prefix_hit_rate", "Prompt tokens found in the cache over the last minute, 0 to 1", hits)?;
-        let answered = self.0.envoys.iter().filter_map(|envoy| {
-            let answered_at = envoy.exchanges().answered_at?;
-            Some((EnvoyLabels { envoy: envoy.config.url.to_string() }, now.duration_since(answered_at).as_secs_f64()))
-        });
-        gauges(&mut encoder, "sync_answer_age_seconds", "The time since an Envoy last took a snapshot", answered)?;
-        let sources = || self.0.pools.iter().flat_map(|pool| pool.sources.iter().map(move |source| (pool, source)));
-        let labels = |pool: &Pool, source: &Source| SourceLabels { pool: pool.cluster.clone(), source: source.name.clone() };
-        let found =
-            sources().filter_map(|(pool, source)| Some((labels(pool, source), source.state().addresses.as_ref()?.len() as u64)));
-        gauges(&mut encoder, "discovery_endpoints", "Endpoints that a name or a file last gave", found)?;
-        let failing = sources().map(|(pool, source)| (labels(pool, source), u32::from(source.state().problem.is_some())));
-        gauges(
-            &mut encoder,
-            "discovery_failing",
-            "1 while a name or a file gives no endpoints, and the last ones are kept",
-            failing,
-        )?;
-        let mut restarts = encoder.encode_descriptor(
-            "endpoint_restarts",
-            "How often a server's counters fell, so that it must have restarted",
-            None,
-            MetricType::Counter,
-        )?;
-        for pool in &self.0.pools {
-            for endpoint in pool.endpoints() {
-                let (address, count) = {
-                    let endpoint = lock(&endpoint);
-                    (endpoint.config().address, endpoint.restarts())
-                };
-                let labels = EndpointLabels { pool: pool.cluster.clone(), replica: address.to_string() };
-                ConstCounter::new(count).encode(restarts.encode_family(&labels)?)?;
-            }
-        }
-        Ok(())
-    }
-}
-
-fn gauges<L: EncodeLabelSet, V: EncodeGaugeValue + Copy>(
-    encoder: &mut DescriptorEncoder<'_>,
-    name: &str,
-    help: &str,
-    values: impl Iterator<Item = (L, V)>,
-) -> fmt::Result {
-    let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-    for (labels, value) in values {
-        ConstGauge::new(value).encode(metric.encode_family(&labels)?)?;
-    }
-    Ok(())
-}
-
-const STATES: [ReplicaState; 4] = [ReplicaState::Ready, ReplicaState::Down, ReplicaState::Draining, ReplicaState::Asleep];
-
-/// A state as the exchange and the metrics write it.
-pub fn state_name(state: ReplicaState) -> &'static str {
-    match state {
-        ReplicaState::Ready => "ready",
-        ReplicaState::Down => "down",
-        ReplicaState::Draining => "draining",
-        ReplicaState::Asleep => "asleep",
     }
 }

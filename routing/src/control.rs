@@ -12,6 +12,7 @@ use crate::outcome::Outcome;
 use crate::policy::Terms;
 use crate::pool::{Registry, in_flight, snapshot_key};
 use crate::replica::{ReplicaId, ReplicaName};
+use crate::since;
 use crate::snapshot::{Figures, Snapshot};
 use crate::sync::{
     Binding, MAX_REPLICAS, MAX_SYNC_BYTES, OutcomeCounts, PoolAnswer, PoolReport, ReplicaAnswer, ReplicaReport, SYNC_VERSION,
@@ -119,6 +120,8 @@ impl<H: Host> Control<H> {
             pools,
             bindings: self.bindings(&names)?,
             bindings_dropped: self.bindings_dropped()?,
+            filter_version: env!("CARGO_PKG_VERSION").to_owned(),
+            counting_since_ms: since::noted(&self.host)?,
         })
     }
 
@@ -154,7 +157,9 @@ impl<H: Host> Control<H> {
             return Err(HostError { call: "pool", status: 0 });
         };
         let key = snapshot_key(&report.cluster);
-        let before = host.read(&key)?.and_then(|stored| Snapshot::decode(&stored.bytes)).unwrap_or_default();
+        let before = host.read(&key)?.and_then(|stored| Snapshot::decode(&stored.bytes));
+        let snapshot_age_ms = before.as_ref().map(|snapshot| host.now_ms().saturating_sub(snapshot.received_ms));
+        let before = before.unwrap_or_default();
         let before: HashMap<ReplicaName, Figures> = before.replicas.into_iter().collect();
 
         let mut snapshot = Snapshot { received_ms: host.now_ms(), replicas: Vec::with_capacity(report.replicas.len()) };
@@ -172,6 +177,10 @@ impl<H: Host> Control<H> {
                 replica: reported.replica,
                 in_flight,
                 spill_threshold: terms.threshold(&figures),
+                spill_margin: Some(terms.margin(&figures)),
+                held_conversations: Some(host.value(replica.held)?),
+                recent_conversations: Some(host.value(replica.recent)?),
+                recent_context_bytes: Some(host.value(replica.recent_context)?),
                 requests: OutcomeCounts {
                     sticky: count(Outcome::Sticky)?,
                     placed: count(Outcome::Placed)?,
@@ -185,7 +194,14 @@ impl<H: Host> Control<H> {
         }
         host.write(&key, &snapshot.encode(), Expected::Anything)?;
         host.add(pool.version, 1)?;
-        Ok(PoolAnswer { cluster: report.cluster.clone(), affinity: terms.affinity, replicas: answers })
+        Ok(PoolAnswer {
+            cluster: report.cluster.clone(),
+            affinity: terms.affinity,
+            spill_threshold_auto: Some(terms.threshold_is_auto()),
+            spill_margin_auto: Some(terms.margin_is_auto()),
+            snapshot_age_ms,
+            replicas: answers,
+        })
     }
 
     fn bindings(&self, names: &HashMap<ReplicaId, ReplicaName>) -> Result<Vec<Binding>, HostError> {

@@ -36,6 +36,7 @@ pub mod policy;
 pub mod pool;
 pub mod replica;
 pub mod router;
+mod since;
 pub mod snapshot;
 mod sweep;
 pub mod sync;

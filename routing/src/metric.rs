@@ -43,6 +43,20 @@ pub enum Metric<'a> {
         /// The replica.
         replica: &'a str,
     },
+    /// Those of them that were active of late, and so will likely go on. A gauge.
+    Recent {
+        /// The pool's cluster.
+        pool: &'a str,
+        /// The replica.
+        replica: &'a str,
+    },
+    /// Bytes of the last request of each of these, together. A gauge.
+    RecentContext {
+        /// The pool's cluster.
+        pool: &'a str,
+        /// The replica.
+        replica: &'a str,
+    },
     /// Seconds since the collector's last snapshot arrived. A gauge.
     SnapshotAge {
         /// The pool's cluster.
@@ -120,6 +134,8 @@ impl Metric<'_> {
             Self::InFlight { .. }
             | Self::LaneInFlight { .. }
             | Self::Held { .. }
+            | Self::Recent { .. }
+            | Self::RecentContext { .. }
             | Self::SnapshotAge { .. }
             | Self::SnapshotVersion { .. } => MetricKind::Gauge,
         }
@@ -137,6 +153,8 @@ impl fmt::Display for Metric<'_> {
                 write!(f, "homing_lane_in_flight;pool={pool};replica={replica};lane={lane}")
             }
             Self::Held { pool, replica } => write!(f, "homing_held_conversations;pool={pool};replica={replica}"),
+            Self::Recent { pool, replica } => write!(f, "homing_recent_conversations;pool={pool};replica={replica}"),
+            Self::RecentContext { pool, replica } => write!(f, "homing_recent_context_bytes;pool={pool};replica={replica}"),
             Self::SnapshotAge { pool } => write!(f, "homing_snapshot_age_seconds;pool={pool}"),
             Self::SnapshotVersion { pool } => write!(f, "homing_snapshot_version;pool={pool}"),
             Self::Errors { kind } => write!(f, "homing_errors_total;kind={}", kind.as_str()),

@@ -62,10 +62,7 @@ impl Policy {
     /// How much lower another replica's load must be: automatic is the threshold itself. Less moves turns whose wait elsewhere
     /// would not have been shorter by what reading the conversation again costs.
     pub fn margin(&self, figures: &Figures) -> u32 {
-        match self.spill_margin {
-            Limit::Fixed(margin) => margin,
-            Limit::Auto => self.threshold(figures).max(1),
-        }
+        Terms::of(self).margin(figures)
     }
 }
 
@@ -73,34 +70,62 @@ impl Policy {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Terms {
     pub(crate) affinity: bool,
-    threshold: Option<u32>,
+    threshold: Limit,
+    margin: Limit,
     max_num_seqs: u32,
 }
 
-const LAYOUT: u8 = 1;
+const LAYOUT: u8 = 2;
 
 impl Terms {
     pub(crate) fn of(policy: &Policy) -> Self {
-        let threshold = match policy.spill_threshold {
-            Limit::Fixed(threshold) => Some(threshold),
-            Limit::Auto => None,
-        };
-        Self { affinity: policy.affinity, threshold, max_num_seqs: policy.max_num_seqs.unwrap_or(DEFAULT_MAX_NUM_SEQS) }
+        Self {
+            affinity: policy.affinity,
+            threshold: policy.spill_threshold,
+            margin: policy.spill_margin,
+            max_num_seqs: policy.max_num_seqs.unwrap_or(DEFAULT_MAX_NUM_SEQS),
+        }
+    }
+
+    /// Whether the threshold follows the engine.
+    pub(crate) fn threshold_is_auto(&self) -> bool {
+        self.threshold == Limit::Auto
+    }
+
+    /// Whether the margin follows the threshold.
+    pub(crate) fn margin_is_auto(&self) -> bool {
+        self.margin == Limit::Auto
     }
 
     pub(crate) fn threshold(&self, figures: &Figures) -> u32 {
         let max_num_seqs = if figures.max_num_seqs == 0 { self.max_num_seqs } else { figures.max_num_seqs };
-        self.threshold.unwrap_or((max_num_seqs / 4).max(1))
+        match self.threshold {
+            Limit::Fixed(threshold) => threshold,
+            Limit::Auto => (max_num_seqs / 4).max(1),
+        }
+    }
+
+    pub(crate) fn margin(&self, figures: &Figures) -> u32 {
+        match self.margin {
+            Limit::Fixed(margin) => margin,
+            Limit::Auto => self.threshold(figures).max(1),
+        }
     }
 
     /// Tells the control role of this pool.
     pub(crate) fn publish(&self, host: &impl Host, cluster: &str) -> Result<(), HostError> {
-        let mut bytes = [0; 11];
+        let mut bytes = [0; 16];
         let mut writer = Writer::over(&mut bytes);
         writer.u8(LAYOUT);
         writer.u8(u8::from(self.affinity));
-        writer.u8(u8::from(self.threshold.is_some()));
-        writer.u32(self.threshold.unwrap_or(0));
+        for limit in [self.threshold, self.margin] {
+            let (fixed, value) = match limit {
+                Limit::Auto => (0, 0),
+                Limit::Fixed(value) => (1, value),
+            };
+            writer.u8(fixed);
+            writer.u32(value);
+        }
         writer.u32(self.max_num_seqs);
         host.write(&key(cluster), &bytes, Expected::Anything).map(drop)
     }
@@ -112,9 +137,13 @@ impl Terms {
 
     fn decode(bytes: &[u8]) -> Option<Self> {
         let mut reader = Reader::open(bytes, LAYOUT)?;
-        let (affinity, fixed) = (reader.u8()? != 0, reader.u8()? != 0);
-        let threshold = reader.u32()?;
-        Some(Self { affinity, threshold: fixed.then_some(threshold), max_num_seqs: reader.u32()? })
+        let affinity = reader.u8()? != 0;
+        let mut limit = || {
+            let (fixed, value) = (reader.u8()? != 0, reader.u32()?);
+            Some(if fixed { Limit::Fixed(value) } else { Limit::Auto })
+        };
+        let (threshold, margin) = (limit()?, limit()?);
+        Some(Self { affinity, threshold, margin, max_num_seqs: reader.u32()? })
     }
 }
 

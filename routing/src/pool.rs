@@ -32,6 +32,8 @@ pub struct Replica {
     pub(crate) label: String,
     pub(crate) in_flight: MetricId,
     pub(crate) held: MetricId,
+    pub(crate) recent: MetricId,
+    pub(crate) recent_context: MetricId,
     pub(crate) requests: Requests,
     /// What this thread has in flight there, and the gauge of its lane that counts it too.
     pub(crate) own: Cell<u32>,
@@ -153,6 +155,8 @@ impl Registry {
             address: name.address.to_string(),
             in_flight: host.define(&Metric::InFlight { pool, replica: &label })?,
             held: host.define(&Metric::Held { pool, replica: &label })?,
+            recent: host.define(&Metric::Recent { pool, replica: &label })?,
+            recent_context: host.define(&Metric::RecentContext { pool, replica: &label })?,
             requests: Requests::new(label.clone()),
             label,
             own: Cell::new(0),

@@ -19,6 +19,7 @@ use crate::outcome::Outcome;
 use crate::policy::{Policy, Terms};
 use crate::pool::{Pool, Replica};
 use crate::replica::{ReplicaId, ReplicaName};
+use crate::since;
 use crate::table::{Entry, Table};
 use ticket::Taken;
 pub use ticket::{Served, Ticket};
@@ -100,6 +101,7 @@ impl<H: Host> Router<H> {
     pub fn new(host: H, settings: Settings, policies: Vec<Policy>) -> Result<Self, HostError> {
         let table = Table::new(settings.max_conversations, settings.idle_s);
         table.prepare(&host)?;
+        since::note(&host)?;
         let mut clusters: Vec<_> = policies.iter().map(|policy| policy.cluster.as_str()).collect();
         clusters.sort_unstable();
         let lanes_key = format!("homing/lanes/{}", clusters.join(","));

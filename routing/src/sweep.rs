@@ -26,7 +26,10 @@ const RECENT_S: u32 = 120;
 #[derive(Clone, Copy, Default)]
 struct Held {
     conversations: u32,
-    context_kib: u32,
+    /// Those of them that were active of late, bytes of their last requests, and what they weigh where a new one is placed.
+    recent: u32,
+    recent_bytes: u64,
+    recent_kib: u32,
 }
 
 /// What a conversation weighs: its last request's size, and something for the turns to come.
@@ -53,9 +56,12 @@ impl<H: Host> Router<H> {
         let held = |replica: ReplicaId| held.get(&replica).copied().unwrap_or_default();
         for (pool, before) in self.pools().zip(ledgers) {
             for replica in pool.registry.known() {
-                host.set(replica.held, held(replica.id).conversations.into())?;
+                let held = held(replica.id);
+                host.set(replica.held, held.conversations.into())?;
+                host.set(replica.recent, held.recent.into())?;
+                host.set(replica.recent_context, held.recent_bytes)?;
             }
-            self.set_context(pool, &before, |replica| held(replica).context_kib)?;
+            self.set_context(pool, &before, |replica| held(replica).recent_kib)?;
             if let Some(age_ms) = pool.snapshot_age_ms(host.now_ms()) {
                 host.set(pool.age, age_ms / 1000)?;
             }
@@ -87,7 +93,9 @@ impl<H: Host> Router<H> {
                 let held = held.entry(entry.home).or_default();
                 held.conversations = held.conversations.saturating_add(1);
                 if now_s.saturating_sub(entry.last_turn) <= RECENT_S {
-                    held.context_kib = held.context_kib.saturating_add(context_kib(entry.home_bytes));
+                    held.recent = held.recent.saturating_add(1);
+                    held.recent_bytes = held.recent_bytes.saturating_add(entry.home_bytes.into());
+                    held.recent_kib = held.recent_kib.saturating_add(context_kib(entry.home_bytes));
                 }
             })?;
         }

@@ -5,6 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::outcome::Outcome;
 use crate::replica::ReplicaName;
 
 /// The path of the exchange on the control listener.
@@ -97,6 +98,12 @@ pub struct SyncAnswer {
     pub bindings: Vec<Binding>,
     /// Bindings that were dropped because too many came between two exchanges, since Envoy started.
     pub bindings_dropped: u64,
+    /// The filter's version; empty when an older one answers.
+    #[serde(default)]
+    pub filter_version: String,
+    /// Since when this Envoy counts requests, in milliseconds since 1970; absent when it does not say.
+    #[serde(default)]
+    pub counting_since_ms: Option<u64>,
 }
 
 /// One pool as an Envoy sees it.
@@ -106,6 +113,15 @@ pub struct PoolAnswer {
     pub cluster: String,
     /// Whether conversations keep their homes.
     pub affinity: bool,
+    /// Whether the spill threshold follows the engine's size; absent when an older filter answers, as are the two below.
+    #[serde(default)]
+    pub spill_threshold_auto: Option<bool>,
+    /// Whether the spill margin follows the threshold.
+    #[serde(default)]
+    pub spill_margin_auto: Option<bool>,
+    /// How old the snapshot had become that this exchange replaced, in milliseconds; absent for the first one too.
+    #[serde(default)]
+    pub snapshot_age_ms: Option<u64>,
     /// One entry a replica of the snapshot in force.
     pub replicas: Vec<ReplicaAnswer>,
 }
@@ -119,6 +135,18 @@ pub struct ReplicaAnswer {
     pub in_flight: u64,
     /// The load above which a conversation may be served elsewhere.
     pub spill_threshold: u32,
+    /// How much lower another replica's load must be then; absent when an older filter answers, as are the three below.
+    #[serde(default)]
+    pub spill_margin: Option<u32>,
+    /// Conversations at home there and active within the idle time.
+    #[serde(default)]
+    pub held_conversations: Option<u64>,
+    /// Those of them that were active in the last two minutes: the others have likely ended.
+    #[serde(default)]
+    pub recent_conversations: Option<u64>,
+    /// Bytes of the last request of each of these, together.
+    #[serde(default)]
+    pub recent_context_bytes: Option<u64>,
     /// Requests by outcome.
     pub requests: OutcomeCounts,
 }
@@ -134,6 +162,40 @@ pub struct OutcomeCounts {
     pub unkeyed: u64,
     pub rehomed: u64,
     pub passed: u64,
+}
+
+impl OutcomeCounts {
+    /// Each outcome's name, as the statistics write it, and its count.
+    pub fn named(&self) -> [(&'static str, u64); 7] {
+        [
+            (Outcome::Sticky.as_str(), self.sticky),
+            (Outcome::Placed.as_str(), self.placed),
+            (Outcome::Spilled.as_str(), self.spilled),
+            (Outcome::Pinned.as_str(), self.pinned),
+            (Outcome::Unkeyed.as_str(), self.unkeyed),
+            (Outcome::Rehomed.as_str(), self.rehomed),
+            (Outcome::Passed.as_str(), self.passed),
+        ]
+    }
+
+    /// Requests of every outcome.
+    pub fn total(&self) -> u64 {
+        self.named().iter().fold(0, |sum, (_, count)| sum.saturating_add(*count))
+    }
+
+    /// These and those of another.
+    #[must_use]
+    pub fn and(&self, other: &Self) -> Self {
+        Self {
+            sticky: self.sticky.saturating_add(other.sticky),
+            placed: self.placed.saturating_add(other.placed),
+            spilled: self.spilled.saturating_add(other.spilled),
+            pinned: self.pinned.saturating_add(other.pinned),
+            unkeyed: self.unkeyed.saturating_add(other.unkeyed),
+            rehomed: self.rehomed.saturating_add(other.rehomed),
+            passed: self.passed.saturating_add(other.passed),
+        }
+    }
 }
 
 /// A conversation and its home.

@@ -2,6 +2,8 @@
 
 #![forbid(unsafe_code)]
 
+pub mod browser;
+
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::net::SocketAddr;

@@ -21,6 +21,8 @@ enum Command {
     Bench(xtask::bench::BenchCommand),
     /// Run every check: format, lints, unit and property tests, wasm32, end to end.
     Test(xtask::tests::TestOptions),
+    /// Take pictures of the console under load into docs/images. About three minutes.
+    Screenshots,
     /// Try every reader of foreign bytes with millions of inputs.
     Fuzz(xtask::tests::FuzzOptions),
 }
@@ -31,6 +33,7 @@ fn main() -> Result<()> {
     match command {
         Command::Demo(options) => runtime.block_on(xtask::demo::demo(options)),
         Command::Up(options) => runtime.block_on(xtask::up::up(options)),
+        Command::Screenshots => xtask::tests::screenshots(),
         Command::Fuzz(options) => xtask::tests::fuzz(&options),
         Command::Test(options) => runtime.block_on(xtask::tests::test(&options)),
         Command::Bench(command) => runtime.block_on(xtask::bench::bench(command)),

@@ -84,6 +84,14 @@ pub fn fuzz(options: &FuzzOptions) -> Result<()> {
     run(cargo().args(["test", "--release"]).args(packages).args(["--lib", "any_"]).env("PROPTEST_CASES", options.cases.to_string()))
 }
 
+/// Takes pictures of the console under load.
+///
+/// # Errors
+/// If something cannot be built, installed or started.
+pub fn screenshots() -> Result<()> {
+    run(cargo().args(["run", "--quiet", "--package", "homing-tests", "--bin", "screenshots"]))
+}
+
 /// The routing crate's tests where pointers have 32 bits, as in Envoy.
 fn on_wasm32() -> Result<()> {
     let (runner, node) = (tools::wasm_bindgen_runner()?, tools::node()?);

@@ -220,6 +220,29 @@ pub(crate) fn make_venv(python: &Path, home: &Path) -> Result<()> {
         .context("python3 cannot make virtual environments: install its `venv` module (on Debian, python3-venv)")
 }
 
+/// Chromium, for browser tests and pictures: from `HOMING_CHROMIUM`, from `PATH`, or Debian's package.
+///
+/// # Errors
+/// If there is none and it cannot be installed.
+pub fn chromium() -> Result<PathBuf> {
+    let _lock = lock()?;
+    if let Some(path) = env::var_os("HOMING_CHROMIUM") {
+        let path = PathBuf::from(path);
+        ensure!(path.is_file(), "HOMING_CHROMIUM is {}, which is no file", path.display());
+        return Ok(path);
+    }
+    let found = || ["chromium", "chromium-browser", "google-chrome"].into_iter().find_map(find_in_path);
+    if let Some(path) = found() {
+        return Ok(path);
+    }
+    let missing = "Chromium is missing: install it (on Debian, `apt-get install chromium`) or set HOMING_CHROMIUM to its binary";
+    ensure!(rustix::process::geteuid().is_root() && find_in_path("apt-get").is_some(), missing);
+    say("installing Chromium");
+    let install = ["install", "--quiet", "--yes", "--no-install-recommends", "chromium", "fonts-dejavu-core"];
+    run(Command::new("apt-get").args(install).env("DEBIAN_FRONTEND", "noninteractive")).context(missing)?;
+    found().context(missing)
+}
+
 /// A Node.js for tests on wasm32: from `PATH`, or installed. Returns the folder of the binary.
 ///
 /// # Errors

@@ -27,6 +27,10 @@ pub(super) struct RawConfig {
     api: Option<Spanned<RawApi>>,
     /// A file with a YAML list of replicas to drain, as ip:port or ip:port#rank; read again when it changes.
     drain_file: Option<PathBuf>,
+    /// Names to open the console under, besides `localhost` and IP addresses.
+    #[serde(default)]
+    #[schemars(with = "Vec<String>")]
+    allowed_hosts: Vec<Spanned<String>>,
     /// How replicas are polled.
     #[serde(default)]
     scrape: ScrapeConfig,
@@ -130,6 +134,14 @@ pub(super) fn require<T>(
 
 impl RawConfig {
     pub(super) fn check(self) -> Result<Config, Fault> {
+        let mut allowed_hosts = Vec::new();
+        for (index, host) in self.allowed_hosts.into_iter().enumerate() {
+            let is_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '.' | '_');
+            let valid = !host.value.is_empty() && host.value.chars().all(is_name);
+            let key = || format!("allowed_hosts[{index}]");
+            require(valid, &host, key, || "a host name is needed, without scheme and port".to_owned())?;
+            allowed_hosts.push(host.value.to_ascii_lowercase());
+        }
         let mut urls = HashSet::new();
         let mut envoys = Vec::new();
         for (index, envoy) in self.envoys.into_iter().enumerate() {
@@ -167,7 +179,7 @@ impl RawConfig {
                 token(api.value.token, api.value.token_file, key)?
             }
         };
-        Ok(Config { listen: self.listen, api, drain_file: self.drain_file, scrape: self.scrape, envoys, pools })
+        Ok(Config { listen: self.listen, allowed_hosts, api, drain_file: self.drain_file, scrape: self.scrape, envoys, pools })
     }
 }
 

@@ -253,17 +253,24 @@ async fn sync(State(state): State<Arc<EnvoyState>>, headers: HeaderMap, body: By
     }
 }
 
-/// Three requests in flight on every replica, and one conversation that got its home.
+/// Three requests in flight and two conversations held on every replica, and one conversation that got its home.
 fn answer(request: &SyncRequest) -> SyncAnswer {
     let replica = |report: &homing_routing::sync::ReplicaReport| ReplicaAnswer {
         replica: report.replica,
         in_flight: 3,
         spill_threshold: 8,
+        spill_margin: Some(8),
+        held_conversations: Some(2),
+        recent_conversations: Some(2),
+        recent_context_bytes: Some(80_000),
         requests: OutcomeCounts { placed: 3, ..OutcomeCounts::default() },
     };
     let pools = request.pools.iter().map(|pool| PoolAnswer {
         cluster: pool.cluster.clone(),
         affinity: true,
+        spill_threshold_auto: Some(true),
+        spill_margin_auto: Some(true),
+        snapshot_age_ms: Some(50),
         replicas: pool.replicas.iter().map(replica).collect(),
     });
     let home = request.pools.iter().flat_map(|pool| &pool.replicas).map(|report| report.replica).next();
@@ -275,6 +282,8 @@ fn answer(request: &SyncRequest) -> SyncAnswer {
         pools: pools.collect(),
         bindings: home.map(bound).into_iter().collect(),
         bindings_dropped: 0,
+        filter_version: "0.1.0".to_owned(),
+        counting_since_ms: Some(1_700_000_000_000),
     }
 }
 
@@ -311,8 +320,7 @@ pub(crate) async fn run(config: &str) -> Running {
 
 impl Running {
     pub(crate) async fn get(&self, path: &str) -> (StatusCode, HeaderMap, String) {
-        let url = format!("http://{}{path}", self.collector.address());
-        let response = self.client.get(url).send().await.expect("an answer");
+        let response = self.client.get(self.url(path)).send().await.expect("an answer");
         (response.status(), response.headers().clone(), response.text().await.expect("text"))
     }
 
@@ -324,6 +332,29 @@ impl Running {
         }
         let response = request.send().await.expect("an answer");
         (response.status(), response.json().await.expect("JSON"))
+    }
+
+    fn url(&self, path: &str) -> String {
+        format!("http://{}{path}", self.collector.address())
+    }
+
+    /// Asks under another name than its address.
+    pub(crate) async fn get_as(&self, host: &str, path: &str) -> StatusCode {
+        self.client.get(self.url(path)).header("host", host).send().await.expect("an answer").status()
+    }
+
+    pub(crate) async fn get_if_changed(&self, path: &str, tag: &str) -> StatusCode {
+        self.client.get(self.url(path)).header("if-none-match", tag).send().await.expect("an answer").status()
+    }
+
+    pub(crate) async fn post(&self, path: &str) -> StatusCode {
+        self.client.post(self.url(path)).send().await.expect("an answer").status()
+    }
+
+    pub(crate) async fn stream(&self, path: &str) -> States {
+        let response = self.client.get(self.url(path)).send().await.expect("an answer");
+        assert_eq!(response.headers()["content-type"], "text/event-stream");
+        States { response, pending: String::new() }
     }
 
     pub(crate) async fn status(&self) -> Value {
@@ -363,6 +394,28 @@ impl Running {
     pub(crate) async fn until_envoy(&self, index: usize, what: &str, holds: impl Fn(&Value) -> bool) -> Value {
         let status = self.until(what, |status| holds(&status["envoys"][index])).await;
         status["envoys"][index].clone()
+    }
+}
+
+/// Server-sent states.
+pub(crate) struct States {
+    response: reqwest::Response,
+    pending: String,
+}
+
+impl States {
+    /// The next state.
+    pub(crate) async fn next_state(&mut self) -> Value {
+        loop {
+            if let Some((event, rest)) = self.pending.split_once("\n\n") {
+                let data = event.strip_prefix("event: state\ndata: ").expect("a state");
+                let state = serde_json::from_str(data).expect("JSON");
+                self.pending = rest.to_owned();
+                return state;
+            }
+            let more = tokio::time::timeout(PATIENCE, self.response.chunk()).await.expect("an event in time");
+            self.pending += std::str::from_utf8(&more.expect("a stream").expect("more of it")).expect("UTF-8");
+        }
     }
 }
 

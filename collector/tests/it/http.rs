@@ -61,23 +61,155 @@ async fn its_metrics_count_polls_and_exchanges_and_show_states() {
 }
 
 #[tokio::test]
-async fn the_status_page_shows_pools_and_envoys_and_escapes_what_it_shows() {
-    let replica = FakeReplica::start(Metrics::Text(IDLE.to_owned())).await;
-    let envoy = FakeEnvoy::start(Behaviour::Obey).await;
-    let text = config(&[replica.address()], &envoys(&[&format!("url: '{}'", envoy.url())]));
-    let collector = run(&text.replace("cluster: pool", "cluster: '<script>alert(1)</script>'")).await;
-    collector.until_replica(0, "ready").await;
-    collector.until_envoy(0, "taken", |envoy| envoy["answered"].as_u64() > Some(0)).await;
+async fn the_page_loads_nothing_from_elsewhere_and_holds_no_script_or_style_of_its_own() {
+    let collector = run(&config(&[free_address().await], "")).await;
     let (status, headers, page) = collector.get("/").await;
     assert_eq!((status.as_u16(), &headers["content-type"]), (200, &"text/html; charset=utf-8".parse().expect("a value")));
-    assert!(page.contains("Pool &#60;script&#62;") && !page.contains("<script"), "{page}");
-    for part in
-        [replica.address().to_string(), envoy.url(), "class=\"ready\">ready".to_owned(), "<td class=\"n\">3</td>".to_owned()]
-    {
-        assert!(page.contains(&part), "{part} is not in:\n{page}");
+    let policy = headers["content-security-policy"].to_str().expect("text");
+    assert!(policy.starts_with("default-src 'none'; script-src 'self'; style-src 'self'"), "{policy}");
+    assert!(!policy.contains("unsafe") && headers.get("access-control-allow-origin").is_none());
+    for inline in ["<style", "style=", "<script>", "onclick", "http://", "https://"] {
+        assert!(!page.contains(inline), "{inline} is in:\n{page}");
     }
-    assert!(page.contains("http-equiv=\"refresh\""));
-    assert!(!page.contains("src=") && !page.contains("@import") && !page.contains("url("), "nothing comes from elsewhere");
+}
+
+#[tokio::test]
+async fn everything_the_page_and_its_scripts_name_is_there_and_is_not_sent_twice() {
+    let collector = run(&config(&[free_address().await], "")).await;
+    let mut wanted = vec!["/".to_owned()];
+    let mut seen = std::collections::BTreeSet::new();
+    while let Some(path) = wanted.pop() {
+        let (status, headers, text) = collector.get(&path).await;
+        assert_eq!(status.as_u16(), 200, "{path}");
+        if path != "/" {
+            assert_eq!(headers["cache-control"], "no-cache");
+            let again = collector.get_if_changed(&path, headers["etag"].to_str().expect("text")).await;
+            assert_eq!(again.as_u16(), 304, "{path}");
+        }
+        let absolute = text.split('"').filter(|part| part.starts_with("/assets/")).map(str::to_owned);
+        let imported = text.split('\'').filter_map(|part| part.strip_prefix("./")).map(|name| format!("/assets/{name}"));
+        wanted.extend(absolute.chain(imported).filter(|path| seen.insert(path.clone())));
+    }
+    assert!(seen.contains("/assets/console.css") && seen.contains("/assets/charts.js"), "{seen:?}");
+    assert_eq!(collector.get("/assets/nothing.js").await.0.as_u16(), 404);
+}
+
+#[tokio::test]
+async fn a_pool_shows_what_its_envoys_do_together() {
+    let replica = FakeReplica::start(Metrics::Text(IDLE.to_owned())).await;
+    let (one, two) = (FakeEnvoy::start(Behaviour::Obey).await, FakeEnvoy::start(Behaviour::Obey).await);
+    let away = free_address().await;
+    let urls = [format!("url: '{}'", one.url()), format!("url: '{}'", two.url()), format!("url: 'http://{away}'")];
+    let collector = run(&config(&[replica.address()], &envoys(&urls.each_ref().map(String::as_str)))).await;
+    let status = collector.until("both connected", |status| status["pools"][0]["routing"]["envoys_routing"] == 2).await;
+    let (pool, routing) = (&status["pools"][0], &status["pools"][0]["routing"]);
+    assert_eq!((&routing["envoys"], &routing["envoys_connected"]), (&3.into(), &2.into()));
+    assert_eq!((&routing["affinity"], &routing["spill_threshold_auto"]), (&"on".into(), &true.into()));
+    assert_eq!(routing["spill_threshold"], serde_json::json!({ "min": 8, "max": 8 }));
+    assert_eq!((&routing["in_flight"], &routing["requests"]["placed"]), (&6.into(), &6.into()));
+    assert_eq!((&routing["sticky_share"], &routing["counting_since_ms"]), (&0.0.into(), &1_700_000_000_000_u64.into()));
+    let row = &pool["replicas"][0];
+    assert_eq!(
+        (&row["in_flight"], &row["held_conversations"], &row["recent_context_tokens"]),
+        (&6.into(), &4.into(), &40_000.into())
+    );
+    assert_eq!(row["context_level"], "fits");
+    // The fake engine's cache takes 4,194,304 tokens.
+    assert_eq!((&pool["capacity"]["level"], &pool["capacity"]["typical_context_tokens"]), (&"fits".into(), &10_000.into()));
+    let (_, _, envoys) = collector.get("/api/v1/envoys").await;
+    let envoys: serde_json::Value = serde_json::from_str(&envoys).expect("JSON");
+    assert_eq!(
+        (&envoys[0]["connected"], &envoys[0]["filter_version"], &envoys[2]["connected"]),
+        (&true.into(), &"0.1.0".into(), &false.into())
+    );
+    let (_, _, pool) = collector.get("/api/v1/pools/pool").await;
+    assert_eq!(serde_json::from_str::<serde_json::Value>(&pool).expect("JSON")["cluster"], "pool");
+    let metrics = read(&collector.get("/metrics").await.2);
+    let name = replica.address();
+    for (name, value) in [
+        (format!("replica_requests_total{{pool=pool,replica={name},outcome=placed}}"), 6.0),
+        (format!("replica_in_flight{{pool=pool,replica={name}}}"), 6.0),
+        (format!("replica_recent_context_tokens{{pool=pool,replica={name}}}"), 40_000.0),
+        (format!("replica_prompt_tokens_total{{pool=pool,replica={name},source=cached}}"), 4096.0),
+        (format!("replica_prompt_tokens_total{{pool=pool,replica={name},source=computed}}"), 1984.0),
+        ("pool_affinity{pool=pool}".to_owned(), 1.0),
+        ("pool_spill_threshold{pool=pool}".to_owned(), 8.0),
+        (format!("envoy_connected{{envoy=http://{away}}}"), 0.0),
+        (format!("envoy_filter_info{{envoy={},version=0.1.0}}", one.url()), 1.0),
+    ] {
+        assert_eq!(metrics.get(&format!("homing_collector_{name}")), Some(&value), "{name}");
+    }
+}
+
+#[tokio::test]
+async fn without_an_envoy_nothing_is_made_up() {
+    let replica = FakeReplica::start(Metrics::Text(IDLE.to_owned())).await;
+    let collector = run(&config(&[replica.address()], "")).await;
+    collector.until_replica(0, "ready").await;
+    let pool = &collector.status().await["pools"][0];
+    let routing = &pool["routing"];
+    for unknown in [
+        &routing["affinity"],
+        &routing["in_flight"],
+        &routing["sticky_share"],
+        &pool["capacity"],
+        &pool["replicas"][0]["in_flight"],
+    ] {
+        assert!(unknown.is_null(), "{pool:#}");
+    }
+}
+
+#[tokio::test]
+async fn the_history_is_asked_for_by_pool() {
+    let replica = FakeReplica::start(Metrics::Text(IDLE.to_owned())).await;
+    let collector = run(&config(&[replica.address()], "")).await;
+    collector.until("a step", |status| status["pools"][0]["hour"]["step"].as_u64() >= Some(1)).await;
+    let (status, _, text) = collector.get("/api/v1/history?pool=pool").await;
+    let history: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    assert_eq!((status.as_u16(), &history["step_seconds"]), (200, &5.into()));
+    assert_eq!(history["replicas"][0]["replica"], replica.address().to_string());
+    for (path, expected) in
+        [("history", 400), ("history?pool=pool&since=x", 400), ("history?pool=other", 404), ("pools/other", 404)]
+    {
+        let (status, _, text) = collector.get(&format!("/api/v1/{path}")).await;
+        assert_eq!(status.as_u16(), expected, "{text}");
+        assert!(text.starts_with("{\"error\":") && (text.contains("`pool`") || text.contains("since")), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn a_stream_brings_the_state_at_once_and_again_when_something_changes() {
+    let replica = FakeReplica::start(Metrics::Text(IDLE.to_owned())).await;
+    let collector = run(&config(&[replica.address()], "")).await;
+    collector.until_replica(0, "ready").await;
+    let mut stream = collector.stream("/api/v1/events").await;
+    let first = stream.next_state().await;
+    assert_eq!(first["pools"][0]["replicas"][0]["state"], "ready");
+    replica.server.stop().await;
+    let began = std::time::Instant::now();
+    while stream.next_state().await["pools"][0]["replicas"][0]["state"] != "down" {
+        assert!(began.elapsed().as_secs() < 20, "the stream never said so");
+    }
+}
+
+#[tokio::test]
+async fn only_names_of_its_own_are_answered() {
+    let text = config(&[free_address().await], "");
+    let collector = run(&format!("allowed_hosts: [Console.Example]\n{text}")).await;
+    for path in ["/", "/api/v1/pools", "/metrics", "/assets/console.js"] {
+        for (host, expected) in [("console.example", 200), ("localhost:1", 200), ("[::1]", 200), ("evil.example", 421)] {
+            assert_eq!(collector.get_as(host, path).await.as_u16(), expected, "{host}{path}");
+        }
+    }
+    assert_eq!(collector.get_as("evil.example", "/healthz").await.as_u16(), 200, "a probe may use any name");
+}
+
+#[tokio::test]
+async fn nothing_can_be_written() {
+    let collector = run(&config(&[free_address().await], "")).await;
+    for path in ["/", "/api/v1/pools", "/api/v1/history", "/api/v1/events", "/metrics"] {
+        assert_eq!(collector.post(path).await.as_u16(), 405, "{path}");
+    }
 }
 
 #[tokio::test]

@@ -241,7 +241,12 @@ fn held_conversations_are_counted_by_the_sweep_and_forgotten_when_idle() {
         site.turn(id);
     }
     let held = |site: &Site| -> u64 {
-        site.host.metrics().into_iter().filter(|(name, _)| name.starts_with("homing_held")).map(|(_, value)| value).sum()
+        site.host
+            .metrics()
+            .into_iter()
+            .filter(|(name, _)| name.starts_with("homing_held_conversations"))
+            .map(|(_, value)| value)
+            .sum()
     };
     site.host.advance(10_000);
     site.router.sweep(false).expect("a sweep");
@@ -261,11 +266,48 @@ fn a_thread_that_serves_leaves_the_sweep_to_one_that_does_not() {
     site.turn(2);
     site.host.advance(1_500);
     site.router.sweep(true).expect("no sweep");
-    let held = |site: &Site| site.host.metrics().iter().filter(|(n, _)| n.starts_with("homing_held")).map(|(_, v)| v).sum::<u64>();
+    let held = |site: &Site| {
+        site.host.metrics().iter().filter(|(n, _)| n.starts_with("homing_held_conversations")).map(|(_, v)| v).sum::<u64>()
+    };
     assert_eq!(held(&site), 1);
     site.host.advance(2_000);
     site.router.sweep(true).expect("a sweep");
     assert_eq!(held(&site), 2);
+}
+
+#[test]
+fn an_answer_says_what_is_held_and_by_which_rules() {
+    let mut site = Site::new(|policy| policy.spill_margin = Limit::Fixed(3));
+    let since = site.host.now_ms();
+    let (_, home) = site.turn(1);
+    site.turn(1);
+    site.host.advance(10_000);
+    site.router.sweep(false).expect("a sweep");
+    let answer = site.sync();
+    assert_eq!((answer.filter_version.as_str(), answer.counting_since_ms), (env!("CARGO_PKG_VERSION"), Some(since)));
+    let pool = &answer.pools[0];
+    assert_eq!((pool.spill_threshold_auto, pool.spill_margin_auto), (Some(true), Some(false)));
+    assert_eq!(pool.snapshot_age_ms, Some(10_000), "of the snapshot before this one");
+    for replica in &pool.replicas {
+        let count = u64::from(replica.replica == home);
+        assert_eq!((replica.held_conversations, replica.recent_conversations), (Some(count), Some(count)));
+        assert_eq!(replica.recent_context_bytes, Some(1000 * count));
+        assert_eq!((replica.spill_threshold, replica.spill_margin), (8, Some(3)));
+    }
+    site.host.advance(150_000);
+    site.router.sweep(false).expect("a sweep");
+    let answer = site.sync();
+    let quiet = answer.pools[0].replicas.iter().find(|replica| replica.replica == home).expect("the home");
+    assert_eq!((quiet.held_conversations, quiet.recent_conversations, quiet.recent_context_bytes), (Some(1), Some(0), Some(0)));
+}
+
+#[test]
+fn counting_began_with_the_first_thread() {
+    let mut site = Site::new(|_| {});
+    let since = site.host.now_ms();
+    site.host.advance(60_000);
+    drop(site.thread());
+    assert_eq!(site.sync().counting_since_ms, Some(since));
 }
 
 // === Staying and spilling ===
@@ -740,7 +782,7 @@ proptest! {
         site.turn(9);
         let garbage: Vec<u8> = core::iter::once(layout).chain(bytes).collect();
         let pool = ["snapshot", "ledger", "policy"].map(|part| format!("homing/pool/{POOL}/{part}"));
-        let others = ["homing/lanes", "homing/sweep", "homing/sync", "homing/bindings"].map(str::to_owned);
+        let others = ["homing/lanes", "homing/sweep", "homing/sync", "homing/bindings", "homing/since"].map(str::to_owned);
         for key in pool.into_iter().chain(others) {
             site.host.write(&key, &garbage, Expected::Anything).expect("room");
         }

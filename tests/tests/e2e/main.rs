@@ -3,6 +3,7 @@
 mod bodies;
 mod configuration;
 mod control;
+mod dashboards;
 mod discovery;
 mod endings;
 mod failures;

@@ -1,0 +1,190 @@
+// One pool: its routing card, its capacity, its replicas and its charts.
+
+import { Chart, ChartGroup, RowsChart } from './charts.js';
+import { attribute, copy, element, keyed, text } from './dom.js';
+import { age, day, number, percent, plural, short, span } from './format.js';
+import { History } from './history.js';
+
+const OLD_MS = 3_000;
+const STATES = { ready: 'ready', down: 'down', draining: 'draining', asleep: 'asleep' };
+const LEVELS = { fits: 'Fits', near: 'Nearly full', over: 'Too much' };
+const AFFINITY = { on: 'On', off: 'Off', mixed: 'Mixed' };
+
+const automatic = (auto) => (auto === null ? '' : auto ? 'automatic' : 'configured');
+
+/** The routing card's figures: what they are called, how they read, and what stands below. One that gives `null` is left out. */
+const FACTS = [
+  { key: 'affinity', name: 'Affinity', of: (r) => [AFFINITY[r.affinity] ?? '–', r.affinity === 'mixed' ? 'differs by Envoy' : ''] },
+  { key: 'threshold', name: 'Spill threshold', of: (r) => [span(r.spill_threshold), automatic(r.spill_threshold_auto)] },
+  { key: 'margin', name: 'Spill margin', of: (r) => [span(r.spill_margin), automatic(r.spill_margin_auto)] },
+  { key: 'sticky', name: 'Sticky share', of: (r) => [percent(r.sticky_share), `of ${plural(total(r.requests), 'request')}`] },
+  { key: 'in-flight', name: 'In flight', of: (r) => [number(r.in_flight), r.in_flight === 1 ? 'request' : 'requests'] },
+  { key: 'envoys', name: 'Envoys', of: (r) => [number(r.envoys_connected), `connected of ${number(r.envoys)}`] },
+];
+
+const total = (requests) => Object.values(requests).reduce((sum, count) => sum + count, 0);
+
+export class PoolView {
+  constructor(cluster) {
+    const { root, f } = copy('pool-template');
+    Object.assign(this, { root, f, cluster, rows: new Map(), history: new History(cluster), charts: new ChartGroup() });
+    const title = f('name');
+    title.id = `pool-${encodeURIComponent(cluster)}`;
+    root.setAttribute('aria-labelledby', title.id);
+    text(title, cluster);
+    text(f('caption'), `Replicas of ${cluster}`);
+    this.facts = new Map(FACTS.map(({ key, name }) => {
+      const value = element('dd', null);
+      const note = element('dd', 'below');
+      const node = element('div', 'fact', element('dt', null, name), value, note);
+      node.dataset.fact = key;
+      f('facts').append(node);
+      return [key, { value, note }];
+    }));
+    const perSecond = (value) => short(value === null ? null : Math.round(value));
+    f('charts').append(
+      this.charts.add(new Chart(this.charts, {
+        title: 'Prompt tokens per second',
+        stacked: true,
+        write: perSecond,
+        empty: 'No prompts yet',
+        series: [
+          { name: 'cached', style: 'solid', of: (history) => history.pool.cached },
+          { name: 'computed', style: 'hatched', of: (history) => history.pool.computed },
+        ],
+      })),
+      this.charts.add(new Chart(this.charts, {
+        title: 'Generated tokens per second',
+        write: perSecond,
+        empty: 'Nothing generated yet',
+        series: [{ name: '', style: 'solid', of: (history) => history.pool.generated }],
+      })),
+      this.charts.add(new Chart(this.charts, {
+        title: 'Prefix hit rate',
+        max: 1,
+        write: percent,
+        empty: 'No prompts yet',
+        series: [{ name: '', style: 'solid', of: (history) => history.hitRate() }],
+      })),
+      this.charts.add(new RowsChart(this.charts, {
+        title: 'In flight by replica',
+        write: (value) => short(value === null ? null : Math.round(value * 10) / 10),
+        empty: 'No Envoy says what is in flight',
+        of: ({ replicas }) => inOrder([...this.rows.keys()], replicas).map(([name, series]) => [name, series.in_flight]),
+      })),
+    );
+  }
+
+  show(pool) {
+    this.showHead(pool);
+    this.showRouting(pool.routing);
+    this.showCapacity(pool);
+    const names = pool.replicas.map(({ replica }) => replica);
+    keyed(this.root.querySelector('tbody'), this.rows, names, () => copy('replica-template'));
+    for (const replica of pool.replicas) showReplica(this.rows.get(replica.replica), replica);
+    this.f('no-replicas').hidden = names.length > 0;
+    this.history.follow(pool.hour.step).then((news) => {
+      if (news) {
+        this.charts.show(this.history);
+        const { minutes } = this.charts.window;
+        text(this.f('charts-title'), minutes === 60 ? 'Last hour' : `Last ${minutes} minutes`);
+      }
+    });
+  }
+
+  showHead({ replicas, hour }) {
+    const states = Object.entries(STATES).map(([state, name]) => [name, replicas.filter((replica) => replica.state === state).length]);
+    const [[, ready], ...others] = states;
+    const told = others.filter(([, count]) => count > 0).map(([name, count]) => `${count} ${name}`);
+    text(this.f('summary'), [`${ready} of ${plural(replicas.length, 'replica')} ready`, ...told].join(', '));
+    attribute(this.f('summary'), 'data-alarm', ready === replicas.length ? null : '');
+    text(this.f('share'), percent(hour.cached_share));
+    text(this.f('share-text'), hour.cached_share === null ? 'no prompts in the last hour' : 'of prompt tokens from the cache, last hour');
+  }
+
+  showRouting(routing) {
+    for (const { key, of } of FACTS) {
+      const [value, note] = of(routing);
+      const fact = this.facts.get(key);
+      text(fact.value, value);
+      text(fact.note, note);
+    }
+    const since = routing.counting_since_ms === null ? '' : `Requests are counted since ${day(routing.counting_since_ms)}.`;
+    text(this.f('routing-note'), explain(routing, this.cluster) ?? since);
+    const counted = routing.counting_since_ms === null ? 'Requests counted' : `Requests since ${day(routing.counting_since_ms)}`;
+    text(this.f('counted'), counted);
+  }
+
+  showCapacity({ capacity }) {
+    const card = this.f('capacity');
+    attribute(card, 'data-level', capacity?.level ?? 'unknown');
+    text(this.f('usage'), percent(capacity?.usage));
+    const meter = this.f('meter');
+    if (!capacity) {
+      for (const name of ['role', 'aria-label', 'aria-valuenow', 'aria-valuemin', 'aria-valuemax', 'aria-valuetext']) attribute(meter, name, null);
+      meter.firstElementChild.style.width = '0';
+      text(this.f('sum'), 'Not known: no connected Envoy says what is held, or no engine how large its cache is.');
+      text(this.f('advice'), '');
+      return;
+    }
+    const { conversations, typical_context_tokens: typical, context_tokens: tokens, cache_tokens: cache, usage, level } = capacity;
+    attribute(meter, 'role', 'meter');
+    attribute(meter, 'aria-label', 'Context of recent conversations against the cache');
+    attribute(meter, 'aria-valuemin', 0);
+    attribute(meter, 'aria-valuemax', 100);
+    attribute(meter, 'aria-valuenow', Math.min(100, Math.round(usage * 100)));
+    attribute(meter, 'aria-valuetext', `${percent(usage)}, ${LEVELS[level]}`);
+    meter.firstElementChild.style.width = `${Math.min(usage, 1) * 100}%`;
+    const sum = conversations === 0
+      ? `No conversation was active in the last 2 minutes; the cache takes ${short(cache)} tokens.`
+      : `${plural(conversations, 'conversation')} of the last 2 minutes × about ${short(typical)} tokens ≈ ${short(tokens)} of ${short(cache)}.`;
+    text(this.f('sum'), sum);
+    text(this.f('advice'), conversations === 0 ? '' : capacity.advice);
+  }
+}
+
+/** As the table has them; those that left the pool come last. */
+function inOrder(names, replicas) {
+  const gone = [...replicas.keys()].filter((name) => !names.includes(name));
+  return [...names, ...gone].filter((name) => replicas.has(name)).map((name) => [name, replicas.get(name)]);
+}
+
+/** Why the card has gaps, and what to do; `null` when it has none. */
+function explain(routing, cluster) {
+  if (routing.envoys === 0) return 'No Envoy is configured: the collector only watches the replicas.';
+  if (routing.envoys_connected === 0) return 'No Envoy is connected, so what routing does now is not known. The table of Envoys says why.';
+  if (routing.envoys_routing === 0) return `No connected Envoy routes ${cluster}: its filter needs a pool of this name.`;
+  return total(routing.requests) === 0 ? 'No request has ended yet.' : null;
+}
+
+function showReplica({ root, f }, replica) {
+  const { requests } = replica;
+  attribute(root, 'data-state', replica.state);
+  text(f('name'), replica.replica);
+  text(f('state'), STATES[replica.state]);
+  attribute(f('state'), 'data-state', replica.state);
+  text(f('problem'), replica.problem ?? '');
+  text(f('in_flight'), number(replica.in_flight));
+  text(f('running'), number(replica.running));
+  text(f('waiting'), number(replica.waiting));
+  for (const outcome of ['sticky', 'spilled', 'pinned', 'placed', 'rehomed']) count(f(outcome), requests[outcome]);
+  count(f('other'), requests.unkeyed + requests.passed);
+  text(f('held'), number(replica.held_conversations));
+  showContext(f, replica);
+  text(f('kv'), percent(replica.kv_usage));
+  text(f('hits'), percent(replica.prefix_hit_rate));
+  text(f('age'), age(replica.age_ms));
+  attribute(root, 'data-old', replica.age_ms === null || replica.age_ms > OLD_MS ? '' : null);
+}
+
+function count(node, value) {
+  text(node, number(value));
+  attribute(node, 'data-zero', value === 0 ? '' : null);
+}
+
+function showContext(f, { recent_context_tokens: held, cache_tokens: cache, context_level: level }) {
+  const share = held !== null && cache > 0 ? held / cache : null;
+  f('bar').firstElementChild.style.width = `${Math.min(share ?? 0, 1) * 100}%`;
+  attribute(f('bar'), 'data-level', level);
+  text(f('context'), share === null ? short(held) : `${short(held)} of ${short(cache)}`);
+}

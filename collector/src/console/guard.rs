@@ -1,0 +1,98 @@
+//! What keeps other sites away: no `Host` but our own, and headers that let the page load nothing from elsewhere.
+//!
+//! The collector asks for no password, so a page of another site could read it by letting its own name point here (DNS rebinding).
+//! Then the browser sends that name as `Host`. IP addresses, `localhost` and configured names are answered; others are not.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::{Request, State};
+use axum::http::header::{
+    CACHE_CONTROL, CONTENT_SECURITY_POLICY, HOST, HeaderName, HeaderValue, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS,
+};
+use axum::http::uri::Authority;
+use axum::http::{StatusCode, Uri};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::{IntoResponse as _, Response};
+
+/// Only what this server has; nothing inline, no frames, no forms.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
+                      base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+/// These routes, answered only under names of our own.
+pub(crate) fn guarded(router: Router, allowed_hosts: Vec<String>) -> Router {
+    router.layer(from_fn_with_state(Arc::<[String]>::from(allowed_hosts), guard))
+}
+
+async fn guard(State(allowed): State<Arc<[String]>>, request: Request, next: Next) -> Response {
+    let header = request.headers().get(HOST).and_then(|host| host.to_str().ok());
+    // HTTP/2 has the host in the request's target.
+    let host = request.uri().authority().map(Authority::as_str).or(header).unwrap_or_default();
+    let mut response = if is_allowed(host, &allowed) {
+        next.run(request).await
+    } else {
+        let text = "this name is not one of the collector's: open it by its IP address or as localhost, or add the name to \
+                    `allowed_hosts` in its configuration\n";
+        (StatusCode::MISDIRECTED_REQUEST, text).into_response()
+    };
+    let headers = response.headers_mut();
+    for (name, value) in [
+        (CONTENT_SECURITY_POLICY, POLICY),
+        (X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (REFERRER_POLICY, "no-referrer"),
+        (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
+    ] {
+        headers.insert(name, HeaderValue::from_static(value));
+    }
+    headers.entry(CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
+    response
+}
+
+/// Whether a `Host` header's value is a name of ours, whatever its port.
+fn is_allowed(host: &str, allowed: &[String]) -> bool {
+    let Ok(uri) = host.parse::<Uri>() else { return false };
+    let Some(name) = uri.host() else { return false };
+    let address = name.trim_start_matches('[').trim_end_matches(']');
+    let name = name.to_ascii_lowercase();
+    address.parse::<IpAddr>().is_ok() || name == "localhost" || allowed.contains(&name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn allowed(host: &str) -> bool {
+        is_allowed(host, &["homing.internal".to_owned()])
+    }
+
+    #[test]
+    fn addresses_localhost_and_configured_names_are_ours_with_and_without_a_port() {
+        for host in ["127.0.0.1:9900", "10.1.2.3", "[::1]:9900", "localhost:9900", "LOCALHOST", "Homing.Internal:80"] {
+            assert!(allowed(host), "{host}");
+        }
+    }
+
+    #[test]
+    fn every_other_name_is_not() {
+        for host in
+            ["", "evil.example", "127.0.0.1.evil.example", "localhost.evil.example", "127.0.0.1@evil.example", "a b", "/", "[::1"]
+        {
+            assert!(!allowed(host), "{host}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_judged_without_a_panic(host: String) {
+            allowed(&host);
+        }
+
+        #[test]
+        fn any_name_that_ends_in_a_foreign_domain_is_refused(name in "[a-z0-9.@:\\[\\]]{0,20}") {
+            let host = format!("{name}.evil");
+            prop_assert!(!allowed(&host), "{}", host);
+        }
+    }
+}
