@@ -4,6 +4,7 @@ use core::fmt;
 
 use hashbrown::{HashMap, HashSet};
 
+use crate::admission::Texts;
 use crate::bindings;
 use crate::codec::{Reader, Writer};
 use crate::host::{Expected, Host, HostError, MetricId};
@@ -157,7 +158,12 @@ impl<H: Host> Control<H> {
         let before = host.read(&key)?.and_then(|stored| Snapshot::decode(&stored.bytes)).unwrap_or_default();
         let before: HashMap<ReplicaName, Figures> = before.replicas.into_iter().collect();
 
-        let mut snapshot = Snapshot { received_ms: host.now_ms(), replicas: Vec::with_capacity(report.replicas.len()) };
+        let known = Texts::default();
+        let texts = Texts {
+            bytes_per_token: report.bytes_per_token.unwrap_or(known.bytes_per_token),
+            shared_tokens: report.shared_tokens.unwrap_or(known.shared_tokens),
+        };
+        let mut snapshot = Snapshot { received_ms: host.now_ms(), texts, replicas: Vec::with_capacity(report.replicas.len()) };
         let mut answers = Vec::with_capacity(report.replicas.len());
         for reported in &report.replicas {
             let replica = pool.registry.replica(host, &report.cluster, &reported.replica)?;
@@ -260,6 +266,9 @@ fn check(request: &SyncRequest) -> Result<(), SyncError> {
         }
         if pool.replicas.len() > MAX_REPLICAS {
             return Err(SyncError::Invalid(format!("the pool `{cluster}` has more than {MAX_REPLICAS} replicas")));
+        }
+        if pool.bytes_per_token.is_some_and(|bytes| !(0.25..=64.0).contains(&bytes)) {
+            return Err(SyncError::Invalid(format!("the bytes per token of the pool `{cluster}` are not between 0.25 and 64")));
         }
         let mut names = HashSet::new();
         for replica in &pool.replicas {

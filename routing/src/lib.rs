@@ -23,6 +23,7 @@
         clippy::arithmetic_side_effects
     )
 )]
+pub mod admission;
 mod bindings;
 mod codec;
 pub mod control;

@@ -53,6 +53,30 @@ pub enum Metric<'a> {
         /// The pool's cluster.
         pool: &'a str,
     },
+    /// Requests held at the gateway. A gauge.
+    HeldRequests {
+        /// The pool's cluster.
+        pool: &'a str,
+    },
+    /// What admission did. A counter.
+    Admission {
+        /// The pool's cluster.
+        pool: &'a str,
+        /// What happened.
+        event: AdmissionEvent,
+    },
+    /// Milliseconds that requests were held before they were sent, all together. A counter.
+    AdmissionWait {
+        /// The pool's cluster.
+        pool: &'a str,
+    },
+    /// Tokens of context of the conversations that are active at a replica. A gauge.
+    ActiveContext {
+        /// The pool's cluster.
+        pool: &'a str,
+        /// The replica.
+        replica: &'a str,
+    },
     /// Things that should not happen. A counter.
     Errors {
         /// What happened.
@@ -73,6 +97,34 @@ pub enum MetricKind {
     Counter,
     /// Goes up and down.
     Gauge,
+}
+
+/// What admission did with a request, each counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AdmissionEvent {
+    /// It did not fit and was held.
+    Held,
+    /// It was sent after having been held.
+    Admitted,
+    /// It was sent although it did not fit: the line was full, or it had waited for too long.
+    Overdue,
+    /// It was answered with a 429 for the same reasons.
+    Rejected,
+}
+
+impl AdmissionEvent {
+    /// Every event.
+    pub const ALL: [Self; 4] = [Self::Held, Self::Admitted, Self::Overdue, Self::Rejected];
+
+    /// The label's value.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Held => "held",
+            Self::Admitted => "admitted",
+            Self::Overdue => "overdue",
+            Self::Rejected => "rejected",
+        }
+    }
 }
 
 /// Things that should not happen, each counted.
@@ -116,10 +168,12 @@ impl Metric<'_> {
     /// Whether it counts up or is set.
     pub fn kind(&self) -> MetricKind {
         match self {
-            Self::Requests { .. } | Self::Errors { .. } => MetricKind::Counter,
+            Self::Requests { .. } | Self::Errors { .. } | Self::Admission { .. } | Self::AdmissionWait { .. } => MetricKind::Counter,
             Self::InFlight { .. }
             | Self::LaneInFlight { .. }
             | Self::Held { .. }
+            | Self::HeldRequests { .. }
+            | Self::ActiveContext { .. }
             | Self::SnapshotAge { .. }
             | Self::SnapshotVersion { .. } => MetricKind::Gauge,
         }
@@ -139,6 +193,12 @@ impl fmt::Display for Metric<'_> {
             Self::Held { pool, replica } => write!(f, "homing_held_conversations;pool={pool};replica={replica}"),
             Self::SnapshotAge { pool } => write!(f, "homing_snapshot_age_seconds;pool={pool}"),
             Self::SnapshotVersion { pool } => write!(f, "homing_snapshot_version;pool={pool}"),
+            Self::HeldRequests { pool } => write!(f, "homing_held_requests;pool={pool}"),
+            Self::Admission { pool, event } => write!(f, "homing_admission_total;pool={pool};event={}", event.as_str()),
+            Self::AdmissionWait { pool } => write!(f, "homing_admission_wait_ms_total;pool={pool}"),
+            Self::ActiveContext { pool, replica } => {
+                write!(f, "homing_active_context_tokens;pool={pool};replica={replica}")
+            }
             Self::Errors { kind } => write!(f, "homing_errors_total;kind={}", kind.as_str()),
         }
     }

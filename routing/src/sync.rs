@@ -39,6 +39,12 @@ pub struct SyncRequest {
 pub struct PoolReport {
     /// The Envoy cluster whose endpoints these replicas are.
     pub cluster: String,
+    /// Bytes of a request's body that make one prompt token, as the engines' counters tell; absent when unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bytes_per_token: Option<f32>,
+    /// Tokens that all conversations of the pool begin with; absent when unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shared_tokens: Option<u32>,
     /// Every replica of the pool, whether it answers or not; at most [`MAX_REPLICAS`].
     pub replicas: Vec<ReplicaReport>,
 }

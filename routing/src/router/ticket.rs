@@ -2,6 +2,7 @@
 
 use std::rc::Rc;
 
+use super::admit::Turn;
 use crate::host::{Host, HostError};
 use crate::identity::Digest;
 use crate::outcome::Outcome;
@@ -23,6 +24,8 @@ pub struct Ticket<H: Host> {
     pub(super) chosen: Option<Rc<Replica>>,
     pub(super) alternates: Vec<Rc<Replica>>,
     pub(super) in_flight: Option<InFlight<H>>,
+    /// Its place in the working set, where the pool admits by places.
+    pub(super) turn: Option<Turn<H>>,
     pub(super) served: Option<Served>,
 }
 
