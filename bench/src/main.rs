@@ -1,16 +1,19 @@
 //! `homing-bench`: the stand-in replica, the load generator, and what a filter costs in a proxy.
 #![forbid(unsafe_code)]
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use clap::{Args, Parser, Subcommand};
 use homing_bench::engine::EngineConfig;
 use homing_bench::load::{self, LoadConfig, SessionShape};
 use homing_bench::proxy::{self, Case, IdPlace, ProxyConfig, Subject, upstream};
 use homing_bench::replica::{Replica, ReplicaConfig};
-use homing_bench::simulate::{self, HomingOptions, PolicyName, Simulation, SimulationReport, SpillLine, Workload, WorkloadName};
+use homing_bench::simulate::{self, HomingOptions, PolicyName, ReferenceRow, Simulation, SimulationReport};
+use homing_bench::workload::{Workload, WorkloadArgs, trace};
 use homing_routing::policy::Limit;
-use std::io::{self, IsTerminal, Write};
+use std::fs::File;
+use std::io::{self, BufWriter, IsTerminal, Write};
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -28,6 +31,7 @@ enum Command {
     Load(LoadArgs),
     Simulate(SimulateArgs),
     Spill(SpillArgs),
+    Workload(WorkloadFileArgs),
     Proxy(ProxyArgs),
     Upstreams(UpstreamsArgs),
 }
@@ -126,22 +130,27 @@ struct LoadArgs {
 }
 
 /// Runs agent sessions on modelled engines in virtual time, under one or more policies, and prints a line for each.
+///
+/// With several seeds a line has the mean, and the one below it the standard deviation.
 #[derive(Args)]
 struct SimulateArgs {
-    /// Where turns go; several are compared.
+    /// Run the published measurement of session affinity on the model instead, and print its table beside the model's. Takes --seeds,
+    /// --kv-tokens and --max-num-seqs.
+    #[arg(long, conflicts_with_all = ["policy", "sessions", "workload", "trace", "replicas", "minutes"])]
+    reference: bool,
+    /// Where requests go; several are compared.
     #[arg(long, value_enum, value_delimiter = ',', default_value = "least-request,homing")]
     policy: Vec<PolicyName>,
-    /// Sessions at once; several are run.
+    /// Sessions at once, in a closed loop; several are run.
     #[arg(long, value_delimiter = ',', default_value = "4,8,16,24,32")]
     sessions: Vec<usize>,
-    /// What sessions send.
-    #[arg(long, value_enum, default_value = "reference")]
-    workload: WorkloadName,
+    #[command(flatten)]
+    workload: WorkloadArgs,
     /// Replicas.
-    #[arg(long, default_value_t = 4)]
-    replicas: usize,
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    replicas: u16,
     /// Minutes of the model's time.
-    #[arg(long, default_value_t = 30)]
+    #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..))]
     minutes: u64,
     /// Tokens that each KV cache holds.
     #[arg(long, default_value_t = EngineConfig::default().kv_cache_tokens)]
@@ -158,42 +167,73 @@ struct SimulateArgs {
     /// Turns in a row away after which a conversation moves.
     #[arg(long, default_value_t = HomingOptions::default().turns_away)]
     turns_away: u8,
-    /// Texts and think times depend on it alone.
+    /// The first seed: sessions, and what policies leave to chance, depend on it alone.
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// How many seeds, one after the other.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
+    seeds: u64,
     /// Print each report as a line of JSON.
     #[arg(long)]
     json: bool,
 }
 
 fn simulate(args: &SimulateArgs) -> Result<()> {
+    ensure!(args.max_num_seqs > 0, "--max-num-seqs is 0: nothing would ever run");
+    if args.reference {
+        return reference(args);
+    }
+    let limit = |number: Option<u32>| number.map_or(Limit::Auto, Limit::Fixed);
+    let seeds = (args.seed..).take(args.seeds as usize);
+    let workloads: Vec<_> = seeds.map(|seed| Ok((seed, args.workload.workload(seed)?))).collect::<Result<_>>()?;
+    // In an open loop there is no number of sessions to vary.
+    let is_open = workloads.iter().all(|(_, workload)| workload.is_open());
+    let sessions = if is_open { &args.sessions[..1] } else { &args.sessions[..] };
     if !args.json {
         say(SimulationReport::HEADER)?;
     }
-    let limit = |number: Option<u32>| number.map_or(Limit::Auto, Limit::Fixed);
-    for sessions in &args.sessions {
+    let mut refused = 0.0;
+    for sessions in sessions {
         for policy in &args.policy {
-            let simulation = Simulation {
-                replicas: args.replicas,
-                engine: EngineConfig {
-                    kv_cache_tokens: args.kv_tokens,
-                    max_num_seqs: args.max_num_seqs,
-                    ..EngineConfig::default()
-                },
+            let simulation = |(seed, workload): &(u64, Workload)| Simulation {
+                replicas: args.replicas.into(),
+                engine: args.engine(),
                 sessions: *sessions,
-                workload: Workload::new(args.workload, args.seed),
+                workload: workload.clone(),
                 policy: *policy,
                 homing: HomingOptions { threshold: limit(args.threshold), margin: limit(args.margin), turns_away: args.turns_away },
                 duration: Duration::from_secs(60 * args.minutes),
+                seed: *seed,
+                network: Duration::ZERO,
             };
-            let report = simulate::run(&simulation);
-            if args.json { say(&serde_json::to_string(&report)?)? } else { say(&report.to_string())? }
+            let simulations: Vec<_> = workloads.iter().map(simulation).collect();
+            let report = SimulationReport::of(&simulations[0], &simulate::run_all(&simulations));
+            refused += report.mean.refused_calls;
+            say_report(&report, args.json)?;
         }
+    }
+    if refused > 0.0 {
+        eprintln!("some calls have more tokens than a KV cache holds and were refused: raise --kv-tokens ({})", args.kv_tokens);
     }
     Ok(())
 }
 
-/// Which spill settings pay: the same simulated loads under one setting after another, averaged. About two minutes.
+impl SimulateArgs {
+    fn engine(&self) -> EngineConfig {
+        EngineConfig { kv_cache_tokens: self.kv_tokens, max_num_seqs: self.max_num_seqs, ..EngineConfig::default() }
+    }
+}
+
+fn reference(args: &SimulateArgs) -> Result<()> {
+    let rows = simulate::compare_with_reference(&args.engine(), args.seeds);
+    if args.json {
+        return rows.iter().try_for_each(|row| say(&serde_json::to_string(row)?));
+    }
+    say(ReferenceRow::HEADER)?;
+    rows.iter().try_for_each(|row| say(&row.to_string()))
+}
+
+/// Which spill settings pay: the same simulated loads under one setting after another, averaged. Some minutes.
 #[derive(Args)]
 struct SpillArgs {
     /// Print each line as JSON.
@@ -203,14 +243,41 @@ struct SpillArgs {
 
 fn spill(args: &SpillArgs) -> Result<()> {
     if !args.json {
-        say(SpillLine::HEADER)?;
+        say(SimulationReport::HEADER)?;
     }
-    let mut said = Ok(());
-    simulate::compare(|line| {
-        let text = if args.json { serde_json::to_string(&line).unwrap_or_default() } else { line.to_string() };
-        said = std::mem::replace(&mut said, Ok(())).and_then(|()| say(&text));
-    });
-    said
+    simulate::compare(|report| say_report(&report, args.json))
+}
+
+fn say_report(report: &SimulationReport, json: bool) -> Result<()> {
+    if json { say(&serde_json::to_string(report)?) } else { say(&report.to_string()) }
+}
+
+/// Writes a workload's sessions as a trace: session plans, one a line of JSON.
+#[derive(Args)]
+struct WorkloadFileArgs {
+    #[command(flatten)]
+    workload: WorkloadArgs,
+    /// How many sessions.
+    #[arg(long, default_value_t = 100)]
+    sessions: usize,
+    /// Sessions depend on it alone.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Number of the first session, counted from 0.
+    #[arg(long, default_value_t = 0)]
+    first_session: u64,
+    /// Where to; `-` is stdout.
+    #[arg(long, value_name = "FILE", default_value = "-")]
+    out: PathBuf,
+}
+
+fn write_workload(args: &WorkloadFileArgs) -> Result<()> {
+    let plans = args.workload.workload(args.seed)?.sessions(args.first_session).take(args.sessions);
+    if args.out.as_os_str() == "-" {
+        return trace::write(io::stdout().lock(), plans);
+    }
+    let file = File::create(&args.out).with_context(|| format!("cannot write {}", args.out.display()))?;
+    trace::write(BufWriter::new(file), plans).with_context(|| format!("cannot write {}", args.out.display()))
 }
 
 /// Sends the same requests through several listeners of one proxy, side by side, and reports what each costs beside the first.
@@ -265,6 +332,7 @@ async fn main() -> Result<()> {
         Command::Load(args) => load(args).await,
         Command::Simulate(args) => simulate(&args),
         Command::Spill(args) => spill(&args),
+        Command::Workload(args) => write_workload(&args),
         Command::Proxy(args) => measure_proxy(args),
         Command::Upstreams(args) => upstreams(&args).await,
     }

@@ -20,7 +20,7 @@ const TURN_END: &str = "<|im_end|>";
 
 /// A prompt in its canonical form, a ChatML-like template: for each turn a marker, its role, its text and an end marker, each padded to
 /// whole tokens; at the end the opening of the assistant's turn.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Prompt {
     tokens: Vec<u32>,
 }
@@ -31,6 +31,16 @@ impl Prompt {
         self.open(role);
         self.piece(text);
         self.piece(TURN_END);
+    }
+
+    /// Tokens so far.
+    pub fn len(&self) -> usize {
+        self.tokens.len()
+    }
+
+    /// Whether there is nothing yet.
+    pub fn is_empty(&self) -> bool {
+        self.tokens.is_empty()
     }
 
     /// Opens the assistant's turn and returns the prompt's tokens; what the engine generates comes right after them.

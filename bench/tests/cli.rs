@@ -67,3 +67,43 @@ fn load_prints_one_line_of_json() {
     }
     assert!(report["stayed"].is_null());
 }
+
+fn run(arguments: &[&str]) -> std::process::Output {
+    Command::new(env!("CARGO_BIN_EXE_homing-bench")).args(arguments).output().unwrap()
+}
+
+fn stdout(arguments: &[&str]) -> String {
+    let output = run(arguments);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn a_workload_written_to_a_file_is_simulated_from_it() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let path = file.path().to_str().unwrap();
+    stdout(&["workload", "--kind", "open", "--rate", "30", "--sessions", "6", "--seed", "3", "--out", path]);
+    assert_eq!(stdout(&["workload", "--trace", path]), std::fs::read_to_string(path).unwrap());
+
+    let text = stdout(&["simulate", "--trace", path, "--policy", "homing,vllm-0.27", "--minutes", "10", "--json"]);
+    let reports: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(reports.iter().map(|report| report["policy"].as_str().unwrap()).collect::<Vec<_>>(), ["homing", "vllm-0.27"]);
+    for report in reports {
+        assert_eq!([&report["sessions_started"], &report["sessions_done"], &report["turns"]], [6.0, 6.0, 36.0], "{report}");
+    }
+}
+
+#[test]
+fn a_simulation_of_several_seeds_has_means_and_deviations() {
+    let text = stdout(&["simulate", "--policy", "hash", "--sessions", "6", "--minutes", "3", "--seeds", "3", "--json"]);
+    let report: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!((report["runs"].as_u64(), report["sessions"].as_u64()), (Some(3), Some(6)));
+    assert!(report["prefix_hits"].as_f64().unwrap() > 50.0 && report["deviation"]["prefix_hits"].as_f64().unwrap() > 0.0, "{text}");
+}
+
+#[test]
+fn a_trace_that_cannot_be_read_is_an_error_that_names_it() {
+    let output = run(&["simulate", "--trace", "/nowhere/trace.jsonl"]);
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && error.contains("/nowhere/trace.jsonl"), "{error}");
+}

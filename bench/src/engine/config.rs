@@ -22,7 +22,7 @@ pub struct EngineConfig {
 impl Default for EngineConfig {
     fn default() -> Self {
         Self {
-            kv_cache_tokens: 36_000,
+            kv_cache_tokens: 37_000,
             block_size: 16,
             max_num_seqs: 32,
             max_num_batched_tokens: 2048,
@@ -65,10 +65,10 @@ pub struct StepCost {
 impl Default for StepCost {
     fn default() -> Self {
         Self {
-            base: Duration::from_millis(24),
-            per_prefill_token: Duration::from_micros(290),
-            per_decode_sequence: Duration::from_micros(150),
-            per_context_token: Duration::from_nanos(330),
+            base: Duration::from_millis(22),
+            per_prefill_token: Duration::from_micros(250),
+            per_decode_sequence: Duration::from_micros(1_000),
+            per_context_token: Duration::from_nanos(400),
         }
     }
 }

@@ -16,6 +16,8 @@ mod scheduler;
 #[cfg(test)]
 mod tests;
 
+use std::ops::{Add, Sub};
+
 pub use config::{EngineConfig, StepCost};
 pub use request::{Event, FinishReason, Rejected, Request, RequestId};
 pub use scheduler::Engine;
@@ -42,6 +44,40 @@ pub struct Counters {
     pub finished_length: u64,
     /// Requests that were aborted. vLLM shows them in no metric.
     pub aborted: u64,
+}
+
+impl Counters {
+    /// Combines each count with its counterpart.
+    fn zip(self, other: Self, with: fn(u64, u64) -> u64) -> Self {
+        Self {
+            prefix_cache_queries: with(self.prefix_cache_queries, other.prefix_cache_queries),
+            prefix_cache_hits: with(self.prefix_cache_hits, other.prefix_cache_hits),
+            prompt_tokens_computed: with(self.prompt_tokens_computed, other.prompt_tokens_computed),
+            prompt_tokens_cached: with(self.prompt_tokens_cached, other.prompt_tokens_cached),
+            generation_tokens: with(self.generation_tokens, other.generation_tokens),
+            preemptions: with(self.preemptions, other.preemptions),
+            finished_stop: with(self.finished_stop, other.finished_stop),
+            finished_length: with(self.finished_length, other.finished_length),
+            aborted: with(self.aborted, other.aborted),
+        }
+    }
+}
+
+impl Add for Counters {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        self.zip(other, |one, other| one + other)
+    }
+}
+
+/// What has been counted since `earlier`.
+impl Sub for Counters {
+    type Output = Self;
+
+    fn sub(self, earlier: Self) -> Self {
+        self.zip(earlier, |now, earlier| now - earlier)
+    }
 }
 
 /// An engine's state at one moment.

@@ -18,6 +18,8 @@ pub struct Engine {
     /// How long the step in progress takes.
     step: Option<Duration>,
     counters: Counters,
+    /// As of the end of the last step.
+    metrics: Gauges,
 }
 
 impl Engine {
@@ -28,7 +30,15 @@ impl Engine {
     pub fn new(config: EngineConfig) -> Self {
         assert!(config.block_size > 0 && config.max_num_seqs > 0 && config.max_num_batched_tokens > 0, "0 in {config:?}");
         let pool = BlockPool::new(config.blocks());
-        Self { config, pool, waiting: VecDeque::new(), running: Vec::new(), step: None, counters: Counters::default() }
+        Self {
+            config,
+            pool,
+            waiting: VecDeque::new(),
+            running: Vec::new(),
+            step: None,
+            counters: Counters::default(),
+            metrics: Gauges::default(),
+        }
     }
 
     /// The settings it was made with.
@@ -47,6 +57,12 @@ impl Engine {
         let used = total - self.pool.free_len();
         let kv_cache_usage = if total == 0 { 0.0 } else { used as f64 / total as f64 };
         Gauges { running: self.running.len(), waiting: self.waiting.len(), kv_cache_usage }
+    }
+
+    /// Its state as its metrics show it: as of the end of the last step, as vLLM writes them. During a long step they know neither of the
+    /// request that it computes nor of those that came since.
+    pub fn metrics(&self) -> Gauges {
+        self.metrics
     }
 
     /// Puts a request at the end of the queue.
@@ -79,6 +95,7 @@ impl Engine {
             return false;
         }
         self.counters.aborted += 1;
+        self.metrics = self.gauges();
         true
     }
 
@@ -103,6 +120,7 @@ impl Engine {
                 self.running.push(sequence);
             }
         }
+        self.metrics = self.gauges();
     }
 
     /// Both halves of a step at once, for a caller to whom only the sum of time matters: its duration and its events. None if idle.
