@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-/// Settings of an [`Engine`](super::Engine). Names are vLLM's where it has one; the defaults are a 4B model in bf16 on an RTX A4000.
+/// Settings of an [`Engine`](super::Engine). Names are vLLM's where it has one; the defaults are a 4B model in bf16 on an RTX A4000, with
+/// 5.1 GiB left for its KV cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EngineConfig {
     /// Tokens the KV cache holds; a last partial block is not used.
@@ -47,9 +48,10 @@ impl EngineConfig {
 /// How long a step takes: `base + prefill tokens * per_prefill_token + decoding sequences * per_decode_sequence + context tokens *
 /// per_context_token`, where the context is that of every sequence in the step.
 ///
-/// The defaults: reading 8 GB of weights and the step's overhead take 24 ms. 147,456 bytes of KV cache a token (36 layers of 8 KV heads of
-/// 128, keys and values, 2 bytes) at 448 GB/s take 0.33 us. Then a lone sequence of 11,000 tokens decodes in 27.8 ms a token, and a first
-/// chunk of 2,048 tokens prefills in 619 ms: 3,300 tokens/s.
+/// The defaults were found by calibration to a published measurement (docs/results/reference.md), and are plausible for that card and that
+/// model: reading 8 GB of weights at 448 GB/s takes 18 ms, a step's overhead a few more; 147,456 bytes of KV cache a token (36 layers of 8
+/// KV heads of 128, keys and values, 2 bytes) at 82 % of that bandwidth take 0.4 us; 8 GFLOP a prompt token in 250 us are 32 TFLOP/s, 42 %
+/// of the card's peak. Then a lone sequence of 11,000 tokens decodes in 27.4 ms a token, and prompts are read at 3,700 tokens/s.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepCost {
     /// Every step.
