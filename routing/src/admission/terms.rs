@@ -58,6 +58,20 @@ impl Terms<'_> {
         own.saturating_add(self.shared_tokens.into())
     }
 
+    /// Whether a conversation gives up its place for its next turn, of `tokens`: those at its replica have outgrown the cache, and it came
+    /// last. Better one waits than that all are read again at every turn.
+    pub(crate) fn yields(&self, set: &WorkingSet, place: &Place, tokens: u32) -> bool {
+        let Some(room) = self.rooms.iter().find(|room| room.replica == place.replica) else { return false };
+        let grown = self.own(tokens).saturating_sub(self.own(place.tokens));
+        let overfull = room.cache_tokens > 0 && self.used(set, place.replica).saturating_add(grown) > room.cache_tokens;
+        let before = |other: &Place| (other.since_ms, other.digest) < (place.since_ms, place.digest);
+        let mut others = set.places.iter().filter(|other| {
+            other.replica == place.replica && other.digest != place.digest && self.is_active(other)
+        });
+        let Some(first) = others.next() else { return false };
+        overfull && before(first) && others.all(before)
+    }
+
     fn own(&self, tokens: u32) -> u64 {
         tokens.saturating_sub(self.shared_tokens).into()
     }
@@ -125,6 +139,7 @@ impl Waiting {
         Place {
             digest: self.digest,
             replica,
+            since_ms: now_ms,
             last_ms: now_ms,
             tokens: self.tokens,
             in_flight: 1,

@@ -6,7 +6,7 @@ use crate::replica::ReplicaId;
 
 const LAYOUT: u8 = 1;
 const HEADER_BYTES: usize = 1 + 4 + 4;
-const PLACE_BYTES: usize = 8 + 8 + 8 + 4 + 2 + 2 + 1 + 1;
+const PLACE_BYTES: usize = 8 + 8 + 8 + 8 + 4 + 2 + 2 + 1 + 1;
 const WAITING_BYTES: usize = 8 + 8 + 8 + 8 + 8 + 4;
 
 /// The most places that are kept: those of 64 replicas with 64 conversations each.
@@ -21,6 +21,8 @@ pub(crate) struct Place {
     /// Stands for the conversation, or for a request without one.
     pub(crate) digest: u64,
     pub(crate) replica: ReplicaId,
+    /// Since when it has its place, in milliseconds since 1970.
+    pub(crate) since_ms: u64,
     /// When its last turn began or ended, in milliseconds since 1970.
     pub(crate) last_ms: u64,
     /// Its context.
@@ -106,6 +108,7 @@ impl WorkingSet {
         for place in self.places.iter().skip(self.places.len().saturating_sub(places)) {
             writer.u64(place.digest);
             writer.u64(place.replica.0);
+            writer.u64(place.since_ms);
             writer.u64(place.last_ms);
             writer.u32(place.tokens);
             writer.u16(place.in_flight);
@@ -133,6 +136,7 @@ fn decode(bytes: &[u8]) -> Option<(Vec<Place>, Vec<Waiting>)> {
         Some(Place {
             digest: reader.u64()?,
             replica: ReplicaId(reader.u64()?),
+            since_ms: reader.u64()?,
             last_ms: reader.u64()?,
             tokens: reader.u32()?,
             in_flight: reader.u16()?,

@@ -213,7 +213,9 @@ impl<H: Host> Router<H> {
         let active = known.filter(|place| terms.is_active(place) && ready(place.replica));
         let keeps = active.filter(|place| {
             let is_due = admission.turns > 0 && place.turns >= admission.turns && place.in_flight == 0;
-            look == Look::Overdue || !is_due || !terms.is_wanted(set, waiting.digest)
+            let is_due = is_due && terms.is_wanted(set, waiting.digest);
+            let yields = place.in_flight == 0 && terms.yields(set, place, waiting.tokens);
+            look == Look::Overdue || !(is_due || yields)
         });
         if keeps.is_none() {
             // A place that is due, or was left, is no hindrance.

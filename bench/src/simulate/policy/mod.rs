@@ -89,8 +89,13 @@ pub struct View<'a> {
 
 /// Chooses a replica for each request.
 pub trait Policy {
-    /// The replica that a request goes to.
-    fn choose(&mut self, request: &Routed<'_>, view: &View<'_>) -> usize;
+    /// The replica that a request goes to; None while it is held.
+    fn choose(&mut self, request: &Routed<'_>, view: &View<'_>) -> Option<usize>;
+
+    /// Those of the held requests that go now, and where.
+    fn released(&mut self, _view: &View<'_>) -> Vec<(u64, usize)> {
+        Vec::new()
+    }
 
     /// A request has ended, however it ended: served, refused, or given up by its client.
     fn ended(&mut self, _id: u64, _view: &View<'_>) {}
