@@ -4,9 +4,10 @@
 use anyhow::{Context, Result, ensure};
 use clap::{Args, Parser, Subcommand};
 use homing_bench::engine::EngineConfig;
-use homing_bench::load::{self, LoadConfig, SessionShape};
+use homing_bench::load::LoadArgs;
 use homing_bench::proxy::{self, Case, IdPlace, ProxyConfig, Subject, upstream};
 use homing_bench::replica::{Replica, ReplicaConfig};
+use homing_bench::report::ReportArgs;
 use homing_bench::simulate::{self, HomingOptions, PolicyName, ReferenceRow, Simulation, SimulationReport};
 use homing_bench::workload::{Workload, WorkloadArgs, trace};
 use homing_routing::admission::Admission;
@@ -30,6 +31,7 @@ struct Cli {
 enum Command {
     Replica(ReplicaArgs),
     Load(LoadArgs),
+    Report(ReportArgs),
     Simulate(SimulateArgs),
     Spill(SpillArgs),
     Workload(WorkloadFileArgs),
@@ -75,59 +77,6 @@ struct ReplicaArgs {
     /// Once listening, print one line of JSON, {"address":"127.0.0.1:PORT"}, instead of one for people.
     #[arg(long)]
     ready_json: bool,
-}
-
-/// Drives an OpenAI-compatible endpoint with agent sessions and reports what they saw.
-///
-/// A session sends its whole history at each turn and waits for the answer before the next; one that has done its turns is replaced.
-/// Latencies are multiplied and rates divided by --speed, so they are in the time of engines that run faster than real time.
-#[derive(Args)]
-struct LoadArgs {
-    /// Base URL of the endpoint, such as http://127.0.0.1:8080.
-    #[arg(long)]
-    url: String,
-    /// Base URLs of the engines behind it, separated by commas: their metrics give busy replicas and prefix hits.
-    #[arg(long, value_delimiter = ',')]
-    replicas: Vec<String>,
-    /// Sessions at once.
-    #[arg(long, default_value_t = 8)]
-    sessions: usize,
-    /// How long, in real time: 18s, 3m.
-    #[arg(long, default_value = "18s", value_parser = humantime::parse_duration)]
-    duration: Duration,
-    /// How many times faster than real time the engines run.
-    #[arg(long, default_value_t = 1.0)]
-    speed: f64,
-    /// Name of the model.
-    #[arg(long, default_value = "qwen3-4b")]
-    model: String,
-    /// Tokens of the system prompt that all sessions share.
-    #[arg(long, default_value_t = SessionShape::default().system_tokens)]
-    system_tokens: usize,
-    /// Tokens of a session's own first message.
-    #[arg(long, default_value_t = SessionShape::default().first_tokens)]
-    first_tokens: usize,
-    /// Requests in a session, the first included.
-    #[arg(long, default_value_t = SessionShape::default().turns)]
-    turns: usize,
-    /// Tokens added at each later turn.
-    #[arg(long, default_value_t = SessionShape::default().turn_tokens)]
-    turn_tokens: usize,
-    /// Most tokens in an answer.
-    #[arg(long, default_value_t = SessionShape::default().max_tokens)]
-    max_tokens: usize,
-    /// Texts and session ids depend on it alone.
-    #[arg(long, default_value_t = 0)]
-    seed: u64,
-    /// Number of the first session: give each of several runs against the same engines a range of its own.
-    #[arg(long, default_value_t = 0)]
-    first_session: u64,
-    /// Print the report as one line of JSON.
-    #[arg(long)]
-    json: bool,
-    /// Show progress on stderr even if that is no terminal.
-    #[arg(long)]
-    progress: bool,
 }
 
 /// Runs agent sessions on modelled engines in virtual time, under one or more policies, and prints a line for each.
@@ -352,7 +301,8 @@ struct UpstreamsArgs {
 async fn main() -> Result<()> {
     match Cli::parse().command {
         Command::Replica(args) => replica(args).await,
-        Command::Load(args) => load(args).await,
+        Command::Load(args) => load(&args).await,
+        Command::Report(args) => report(&args),
         Command::Simulate(args) => simulate(&args),
         Command::Spill(args) => spill(&args),
         Command::Workload(args) => write_workload(&args),
@@ -386,31 +336,16 @@ async fn replica(args: ReplicaArgs) -> Result<()> {
     Ok(())
 }
 
-async fn load(args: LoadArgs) -> Result<()> {
-    let shape = SessionShape {
-        system_tokens: args.system_tokens,
-        first_tokens: args.first_tokens,
-        turns: args.turns,
-        turn_tokens: args.turn_tokens,
-        max_tokens: args.max_tokens,
-    };
-    let config = LoadConfig {
-        url: args.url,
-        replicas: args.replicas,
-        model: args.model,
-        sessions: args.sessions,
-        duration: args.duration,
-        speed: args.speed,
-        shape,
-        seed: args.seed,
-        first_session: args.first_session,
-        progress: args.progress || io::stderr().is_terminal(),
-    };
-    let report = load::run(config).await?;
-    if io::stderr().is_terminal() {
-        eprint!("\r\x1b[K");
-    }
+async fn load(args: &LoadArgs) -> Result<()> {
+    let report = args.run().await?;
     if args.json { say(&serde_json::to_string(&report)?) } else { say(&report.to_string()) }
+}
+
+fn report(args: &ReportArgs) -> Result<()> {
+    for path in args.run()? {
+        say(&path.display().to_string())?;
+    }
+    Ok(())
 }
 
 fn measure_proxy(args: ProxyArgs) -> Result<()> {

@@ -8,6 +8,7 @@
 pub mod bench;
 pub mod demo;
 pub mod envoy;
+mod load;
 pub mod process;
 pub mod stack;
 pub mod tests;

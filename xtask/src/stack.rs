@@ -198,7 +198,11 @@ async fn start_envoy(tools: &Tools, options: &StackOptions, replicas: &[Replica]
     Envoy::start(&tools.envoy, &config, options.concurrency, dir).await
 }
 
-async fn start_replicas(tools: &Tools, options: &StackOptions, dir: &Path) -> Result<Vec<Replica>> {
+/// Starts a stack's replicas alone.
+///
+/// # Errors
+/// If one of them does not start; the message has its last words.
+pub async fn start_replicas(tools: &Tools, options: &StackOptions, dir: &Path) -> Result<Vec<Replica>> {
     let mut replicas = Vec::new();
     match &options.kind {
         ReplicaKind::StandIn => {

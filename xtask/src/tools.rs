@@ -194,6 +194,26 @@ fn pip_install(home: &Path, requirements: &Path) -> Result<()> {
         .arg(requirements))
 }
 
+/// Python packages in a virtual environment of their own, installed if they are missing or their requirements have changed. Returns
+/// the folder of their commands.
+///
+/// # Errors
+/// If they cannot be installed.
+pub fn python_packages(name: &str) -> Result<PathBuf> {
+    let _lock = lock()?;
+    let (home, requirements) = (tools_dir().join(name), root().join("xtask/python").join(name).with_extension("txt"));
+    let wanted = fs::read_to_string(&requirements).with_context(|| format!("reading {}", requirements.display()))?;
+    // Written when everything else is in place.
+    let marker = home.join("installed");
+    if fs::read_to_string(&marker).is_ok_and(|installed| installed == wanted) {
+        return Ok(home.join("bin"));
+    }
+    say(&format!("installing {name}"));
+    pip_install(&home, &requirements).with_context(|| format!("{} could not be installed", requirements.display()))?;
+    fs::write(marker, wanted)?;
+    Ok(home.join("bin"))
+}
+
 /// Makes a virtual environment with pip in it.
 pub(crate) fn make_venv(python: &Path, home: &Path) -> Result<()> {
     run(Command::new(python).args(["-m", "venv"]).arg(home))

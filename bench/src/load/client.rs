@@ -1,83 +1,38 @@
-//! One turn: a streamed chat completion, and when its first token came.
+//! One call: a streamed request, and when its parts came.
 
 use super::LoadConfig;
-use anyhow::{Context, Result};
-use serde::{Deserialize, Serialize};
-use std::borrow::Cow;
+use super::api::{Api, Dialect, Message, Speaker};
+use super::error::{ErrorKind, TurnError};
+use super::stream::Stream;
+use anyhow::{Context, Result, ensure};
+use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use std::time::{Duration, Instant};
+use tokio::time::timeout_at;
 
-/// One message of the history.
-#[derive(Clone, Debug, Serialize)]
-pub(super) struct Message {
-    pub(super) role: &'static str,
-    pub(super) content: String,
-}
-
-/// What a finished turn brought.
+/// What a call brought. Times are real.
 #[derive(Debug)]
 pub(super) struct Answer {
     pub(super) text: String,
     pub(super) output_tokens: u64,
-    /// From sending the request to the first chunk with content; real time.
-    pub(super) first_token: Duration,
-    /// The answer's `x-homing-replica`.
+    /// From when the call was due to the first thing generated; none if the client left before.
+    pub(super) first_token: Option<Duration>,
+    /// From when the call was due to the end.
+    pub(super) duration: Duration,
+    /// Times between output tokens: a read that brought n of them after t is n times t/n.
+    pub(super) gaps: Vec<(Duration, u64)>,
+    /// The replica that the answer's header names.
     pub(super) replica: Option<String>,
+    /// Whether the client left before the end.
+    pub(super) left: bool,
 }
 
-/// Why a turn has no answer; displayed, it is the kind that errors are counted by.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum TurnError {
-    #[error("connect")]
-    Connect,
-    #[error("status_{0}")]
-    Status(u16),
-    /// The engine reported an error inside the stream.
-    #[error("error_in_stream")]
-    InStream,
-    /// The stream ended or was cut before its end marker.
-    #[error("stream_cut")]
-    Cut,
-    #[error("bad_chunk")]
-    BadChunk,
-}
-
-#[derive(Serialize)]
-struct Body<'a> {
-    model: &'a str,
-    messages: &'a [Message],
-    max_tokens: usize,
-    stream: bool,
-    stream_options: StreamOptions,
-}
-
-#[derive(Serialize)]
-struct StreamOptions {
-    include_usage: bool,
-}
-
-#[derive(Deserialize)]
-struct Chunk<'a> {
-    #[serde(borrow, default)]
-    choices: Vec<Choice<'a>>,
-    usage: Option<Usage>,
-    error: Option<serde::de::IgnoredAny>,
-}
-
-#[derive(Deserialize)]
-struct Choice<'a> {
-    #[serde(borrow)]
-    delta: Delta<'a>,
-}
-
-#[derive(Deserialize)]
-struct Delta<'a> {
-    #[serde(borrow)]
-    content: Option<Cow<'a, str>>,
-}
-
-#[derive(Deserialize)]
-struct Usage {
-    completion_tokens: u64,
+/// When a client leaves before the end of the answer.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Leave {
+    /// When it has so many tokens.
+    AfterTokens(u64),
+    /// At this time, whatever it has.
+    At(Instant),
 }
 
 /// The endpoint under load.
@@ -85,131 +40,138 @@ struct Usage {
 pub(super) struct Endpoint {
     http: reqwest::Client,
     url: String,
-    model: String,
-    max_tokens: usize,
+    dialect: Dialect,
+    replica_header: HeaderName,
 }
 
 impl Endpoint {
     pub(super) fn new(config: &LoadConfig) -> Result<Self> {
+        ensure!(
+            config.url.starts_with("http://"),
+            "--url is {}: give one that begins with http:// (this program has no TLS; drive the plain listener)",
+            config.url
+        );
+        let mut headers = HeaderMap::from_iter([(CONTENT_TYPE, HeaderValue::from_static("application/json"))]);
+        if let Some(key) = &config.api_key {
+            let mut value =
+                HeaderValue::from_str(&format!("Bearer {key}")).context("the API key has characters no header may have")?;
+            value.set_sensitive(true);
+            headers.insert(AUTHORIZATION, value);
+        }
+        let dialect =
+            Dialect { api: config.api, style: config.header_style, model: config.model.clone(), ignore_eos: config.ignore_eos };
         Ok(Self {
-            http: http_client()?,
-            url: format!("{}/v1/chat/completions", config.url.trim_end_matches('/')),
-            model: config.model.clone(),
-            max_tokens: config.shape.max_tokens,
+            http: client_builder().default_headers(headers).read_timeout(config.timeout).build().context(NO_CLIENT)?,
+            url: format!("{}{}", config.url.trim_end_matches('/'), dialect.path()),
+            dialect,
+            replica_header: config.replica_header.parse().context("--replica-header is no header's name")?,
         })
     }
 
-    /// Sends the history and reads the answer to its end.
-    pub(super) async fn turn(&self, session: &str, messages: &[Message]) -> Result<Answer, TurnError> {
-        let stream_options = StreamOptions { include_usage: true };
-        let body = Body { model: &self.model, messages, max_tokens: self.max_tokens, stream: true, stream_options };
-        let request = self.http.post(&self.url).header("x-session-id", session).json(&body);
-        let sent = Instant::now();
-        let mut response =
-            request.send().await.map_err(|error| if error.is_connect() { TurnError::Connect } else { TurnError::Cut })?;
+    /// Sends the messages and reads the answer to its end, or until the client leaves. Times count from when the call was due.
+    pub(super) async fn call(
+        &self,
+        speaker: &Speaker,
+        messages: &[Message<'_>],
+        max_tokens: usize,
+        due: Instant,
+        leave: Option<Leave>,
+    ) -> Result<Answer, TurnError> {
+        let mut reading = Reading::new(self.dialect.api, due);
+        let (leave_at, leave_after) = match leave {
+            Some(Leave::At(time)) => (Some(time), None),
+            Some(Leave::AfterTokens(tokens)) => (None, Some(tokens)),
+            None => (None, None),
+        };
+        let exchange = self.exchange(speaker, messages, max_tokens, leave_after, &mut reading);
+        // Dropping the exchange closes its connection, which is how a client leaves.
+        let left = match leave_at {
+            Some(time) => timeout_at(time.into(), exchange).await.unwrap_or(Ok(true))?,
+            None => exchange.await?,
+        };
+        Ok(reading.answer(left))
+    }
+
+    /// Reads into `reading`; whether the client left before the end.
+    async fn exchange(
+        &self,
+        speaker: &Speaker,
+        messages: &[Message<'_>],
+        max_tokens: usize,
+        leave_after: Option<u64>,
+        reading: &mut Reading,
+    ) -> Result<bool, TurnError> {
+        let body = self.dialect.body(speaker, messages, max_tokens);
+        let body = body.map_err(|error| TurnError::new(ErrorKind::BadChunk, error.to_string()))?;
+        let request = self.dialect.style.apply(self.http.post(&self.url), speaker).body(body);
+        let mut response = request.send().await.map_err(|error| TurnError::unanswered(&error))?;
         if !response.status().is_success() {
-            return Err(TurnError::Status(response.status().as_u16()));
+            let kind = ErrorKind::Status(response.status().as_u16());
+            let beginning = response.chunk().await.ok().flatten().unwrap_or_default();
+            return Err(TurnError::new(kind, String::from_utf8_lossy(&beginning)));
         }
-        let replica = response.headers().get("x-homing-replica").and_then(|value| value.to_str().ok()).map(str::to_owned);
-        let mut stream = Stream::default();
-        let mut first_token = None;
-        while let Some(bytes) = response.chunk().await.map_err(|_| TurnError::Cut)? {
-            stream.feed(&bytes)?;
-            if first_token.is_none() && !stream.text.is_empty() {
-                first_token = Some(sent.elapsed());
+        let replica = response.headers().get(&self.replica_header);
+        reading.replica = replica.and_then(|value| value.to_str().ok()).map(str::to_owned);
+        while let Some(bytes) = response.chunk().await.map_err(|error| TurnError::broken_off(&error))? {
+            reading.feed(&bytes)?;
+            if leave_after.is_some_and(|tokens| reading.stream.pieces >= tokens) && !reading.stream.done {
+                return Ok(true);
             }
         }
-        match first_token {
-            Some(first_token) if stream.done => {
-                Ok(Answer { text: stream.text, output_tokens: stream.output_tokens, first_token, replica })
-            }
-            _ => Err(TurnError::Cut),
-        }
+        if reading.stream.done { Ok(false) } else { Err(TurnError::new(ErrorKind::StreamCut, "the answer has no end marker")) }
     }
 }
 
-/// A client for load and for metrics: straight to the address it is given, whatever proxy the environment names.
-pub(super) fn http_client() -> Result<reqwest::Client> {
-    reqwest::Client::builder().no_proxy().build().context("cannot set up the HTTP client")
+/// An answer as it is read.
+struct Reading {
+    stream: Stream,
+    due: Instant,
+    /// When the last thing generated came.
+    last: Instant,
+    first_token: Option<Duration>,
+    gaps: Vec<(Duration, u64)>,
+    replica: Option<String>,
 }
 
-/// Server-sent events as they come in, in pieces of any size.
-#[derive(Debug, Default)]
-struct Stream {
-    /// The beginning of a line whose end has not come yet.
-    pending: Vec<u8>,
-    text: String,
-    output_tokens: u64,
-    done: bool,
-}
+impl Reading {
+    fn new(api: Api, due: Instant) -> Self {
+        Self { stream: Stream::new(api), due, last: due, first_token: None, gaps: Vec::new(), replica: None }
+    }
 
-impl Stream {
     fn feed(&mut self, bytes: &[u8]) -> Result<(), TurnError> {
-        let mut pending = std::mem::take(&mut self.pending);
-        pending.extend_from_slice(bytes);
-        let mut lines = pending.split_inclusive(|byte| *byte == b'\n');
-        for line in &mut lines {
-            if line.last() != Some(&b'\n') {
-                self.pending = line.to_vec();
-                break;
+        let before = self.stream.pieces;
+        self.stream.feed(bytes)?;
+        let new = self.stream.pieces - before;
+        if new > 0 {
+            let now = Instant::now();
+            match self.first_token {
+                // Tokens that came together with the first took no time that could be told from its.
+                None => self.first_token = Some(now - self.due),
+                Some(_) => self.gaps.push(((now - self.last).div_f64(new as f64), new)),
             }
-            self.line(line.trim_ascii())?;
+            self.last = now;
         }
         Ok(())
     }
 
-    fn line(&mut self, line: &[u8]) -> Result<(), TurnError> {
-        let Some(data) = line.strip_prefix(b"data:") else { return Ok(()) };
-        let data = data.trim_ascii_start();
-        if data == b"[DONE]" {
-            self.done = true;
-            return Ok(());
+    fn answer(self, left: bool) -> Answer {
+        let duration = self.due.elapsed();
+        Answer {
+            output_tokens: self.stream.output_tokens(),
+            text: self.stream.text,
+            // An answer may be empty: then its end is the first that came.
+            first_token: self.first_token.or((!left).then_some(duration)),
+            duration,
+            gaps: self.gaps,
+            replica: self.replica,
+            left,
         }
-        let chunk: Chunk<'_> = serde_json::from_slice(data).map_err(|_| TurnError::BadChunk)?;
-        if chunk.error.is_some() {
-            return Err(TurnError::InStream);
-        }
-        if let Some(content) = chunk.choices.first().and_then(|choice| choice.delta.content.as_ref()) {
-            self.text.push_str(content);
-        }
-        if let Some(usage) = chunk.usage {
-            self.output_tokens = usage.completion_tokens;
-        }
-        Ok(())
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
+pub(super) const NO_CLIENT: &str = "cannot set up the HTTP client";
 
-    const STREAM: &str = concat!(
-        "data: {\"choices\":[{\"delta\":{\"role\":\"assistant\",\"content\":\"\"}}]}\n\n",
-        ": a comment\r\n",
-        "data: {\"choices\":[{\"delta\":{\"content\":\"caf\\u00e9 \"}}]}\r\n\r\n",
-        "data: {\"choices\":[{\"delta\":{\"content\":\"nöch\"}}]}\n\n",
-        "data: {\"choices\":[],\"usage\":{\"completion_tokens\":7}}\n\n",
-        "data: [DONE]\n\n",
-    );
-
-    proptest! {
-        #[test]
-        fn a_stream_reads_the_same_however_it_is_cut(cuts in prop::collection::vec(0..STREAM.len(), 0..20)) {
-            let mut cuts = cuts;
-            cuts.extend([0, STREAM.len()]);
-            cuts.sort_unstable();
-            let mut stream = Stream::default();
-            for pair in cuts.windows(2) {
-                stream.feed(&STREAM.as_bytes()[pair[0]..pair[1]]).unwrap();
-            }
-            prop_assert_eq!((stream.text.as_str(), stream.output_tokens, stream.done), ("café nöch", 7, true));
-        }
-    }
-
-    #[test]
-    fn an_error_in_the_stream_is_an_error() {
-        let error = Stream::default().feed(b"data: {\"error\":{\"message\":\"no\",\"code\":500}}\n\n");
-        assert!(matches!(error, Err(TurnError::InStream)));
-    }
+/// A client for load or for metrics: straight to the address it is given, whatever proxy the environment names.
+pub(super) fn client_builder() -> reqwest::ClientBuilder {
+    reqwest::Client::builder().no_proxy()
 }

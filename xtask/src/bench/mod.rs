@@ -1,5 +1,6 @@
 //! `cargo xtask bench ...`: measurements.
 
+pub mod peers;
 pub mod proxy;
 
 use anyhow::Result;
@@ -15,6 +16,9 @@ pub enum BenchCommand {
     /// What the decision itself costs: naming a conversation, a turn at home, a placement; natively, then as wasm in V8. About
     /// five minutes.
     Routing,
+    /// Homing beside Envoy's own policies, vllm-router and smg, under the same load. About 55 minutes; `--rounds 1 --stages 8` takes
+    /// three.
+    Peers(peers::PeersOptions),
     /// Which spill settings pay, on modelled engines in virtual time. About three minutes.
     Spill,
 }
@@ -27,6 +31,7 @@ pub async fn bench(command: BenchCommand) -> Result<()> {
     match command {
         BenchCommand::Proxy(options) => proxy::proxy(options).await,
         BenchCommand::Routing => routing(),
+        BenchCommand::Peers(options) => peers::peers(options).await,
         BenchCommand::Spill => run(cargo().args(["run", "--quiet", "--release", "--package", "homing-bench", "--", "spill"])),
     }
 }
