@@ -91,6 +91,8 @@ impl Fleet {
     pub fn snapshot(&self, sequence: u64, now: Instant) -> SyncRequest {
         let pools = self.pools.iter().map(|pool| PoolReport {
             cluster: pool.cluster.clone(),
+            bytes_per_token: None,
+            shared_tokens: None,
             replicas: pool.replicas(now).into_iter().map(|replica| replica.report).collect(),
         });
         SyncRequest { version: SYNC_VERSION, generation: self.generation, sequence, pools: pools.collect() }

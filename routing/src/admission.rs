@@ -13,6 +13,7 @@ mod working_set;
 
 pub(crate) use terms::{Room, Terms};
 pub(crate) use think::ThinkTimes;
+pub use working_set::MAX_WAITING;
 pub(crate) use working_set::{Place, Waiting, WorkingSet, key};
 
 /// How a pool admits work.

@@ -13,7 +13,7 @@ const WAITING_BYTES: usize = 8 + 8 + 8 + 8 + 8 + 4;
 const MAX_PLACES: usize = 4096;
 
 /// The most requests in line, whatever is configured.
-pub(crate) const MAX_WAITING: usize = 4096;
+pub const MAX_WAITING: usize = 4096;
 
 /// A conversation's place at a replica. It outlives its use for a while, so that the next turn's think time is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
