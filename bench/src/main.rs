@@ -126,9 +126,9 @@ struct SimulateArgs {
     /// With --admission: seconds a request is held at most.
     #[arg(long, default_value_t = 120)]
     max_wait_s: u64,
-    /// With --admission: tokens that all sessions share.
-    #[arg(long, default_value_t = 0)]
-    shared_tokens: u32,
+    /// With --admission: tokens that all sessions share; learned if not given.
+    #[arg(long)]
+    shared_tokens: Option<u32>,
     /// The first seed: sessions, and what policies leave to chance, depend on it alone.
     #[arg(long, default_value_t = 1)]
     seed: u64,

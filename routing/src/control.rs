@@ -8,10 +8,10 @@ use crate::admission::Texts;
 use crate::bindings;
 use crate::codec::{Reader, Writer};
 use crate::host::{Expected, Host, HostError, MetricId};
-use crate::metric::{ErrorKind, Metric};
+use crate::metric::{ErrorKind, Metric, PromptPart};
 use crate::outcome::Outcome;
 use crate::policy::Terms;
-use crate::pool::{Registry, in_flight, snapshot_key};
+use crate::pool::{Registry, define_prompts, in_flight, snapshot_key};
 use crate::replica::{ReplicaId, ReplicaName};
 use crate::snapshot::{Figures, Snapshot};
 use crate::sync::{
@@ -88,6 +88,7 @@ pub struct Control<H: Host> {
 #[derive(Debug)]
 struct KnownPool {
     version: MetricId,
+    prompts: [MetricId; PromptPart::ALL.len()],
     registry: Registry,
 }
 
@@ -149,7 +150,7 @@ impl<H: Host> Control<H> {
         let Self { host, pools, .. } = self;
         if !pools.contains_key(&report.cluster) {
             let version = host.define(&Metric::SnapshotVersion { pool: &report.cluster })?;
-            pools.insert(report.cluster.clone(), KnownPool { version, registry: Registry::default() });
+            pools.insert(report.cluster.clone(), KnownPool { version, prompts: define_prompts(host, &report.cluster)?, registry: Registry::default() });
         }
         let Some(pool) = pools.get_mut(&report.cluster) else {
             return Err(HostError { call: "pool", status: 0 });
@@ -191,7 +192,15 @@ impl<H: Host> Control<H> {
         }
         host.write(&key, &snapshot.encode(), Expected::Anything)?;
         host.add(pool.version, 1)?;
-        Ok(PoolAnswer { cluster: report.cluster.clone(), affinity: terms.affinity, replicas: answers })
+        let [prompt_bytes, repeated_bytes, first_turns] = pool.prompts;
+        Ok(PoolAnswer {
+            cluster: report.cluster.clone(),
+            affinity: terms.affinity,
+            prompt_bytes: host.value(prompt_bytes)?,
+            repeated_bytes: host.value(repeated_bytes)?,
+            first_turns: host.value(first_turns)?,
+            replicas: answers,
+        })
     }
 
     fn bindings(&self, names: &HashMap<ReplicaId, ReplicaName>) -> Result<Vec<Binding>, HostError> {

@@ -27,6 +27,7 @@ pub mod admission;
 mod bindings;
 mod codec;
 pub mod control;
+pub mod estimate;
 pub mod host;
 pub mod identity;
 mod lanes;

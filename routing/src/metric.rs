@@ -77,6 +77,14 @@ pub enum Metric<'a> {
         /// The replica.
         replica: &'a str,
     },
+    /// Of the requests that were served: their bodies' bytes; those of them that the replica had read before; and requests of which it had
+    /// read nothing. Counters.
+    Prompts {
+        /// The pool's cluster.
+        pool: &'a str,
+        /// Which of the three.
+        part: PromptPart,
+    },
     /// Things that should not happen. A counter.
     Errors {
         /// What happened.
@@ -97,6 +105,30 @@ pub enum MetricKind {
     Counter,
     /// Goes up and down.
     Gauge,
+}
+
+/// What is counted of prompts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PromptPart {
+    /// Bytes.
+    Bytes,
+    /// Bytes that the replica had read before.
+    RepeatedBytes,
+    /// Requests of which the replica had read nothing.
+    FirstTurns,
+}
+
+impl PromptPart {
+    /// Every part.
+    pub const ALL: [Self; 3] = [Self::Bytes, Self::RepeatedBytes, Self::FirstTurns];
+
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Bytes => "prompt_bytes",
+            Self::RepeatedBytes => "repeated_prompt_bytes",
+            Self::FirstTurns => "first_turns",
+        }
+    }
 }
 
 /// What admission did with a request, each counted.
@@ -168,7 +200,9 @@ impl Metric<'_> {
     /// Whether it counts up or is set.
     pub fn kind(&self) -> MetricKind {
         match self {
-            Self::Requests { .. } | Self::Errors { .. } | Self::Admission { .. } | Self::AdmissionWait { .. } => MetricKind::Counter,
+            Self::Requests { .. } | Self::Errors { .. } | Self::Admission { .. } | Self::AdmissionWait { .. } | Self::Prompts { .. } => {
+                MetricKind::Counter
+            }
             Self::InFlight { .. }
             | Self::LaneInFlight { .. }
             | Self::Held { .. }
@@ -196,6 +230,7 @@ impl fmt::Display for Metric<'_> {
             Self::HeldRequests { pool } => write!(f, "homing_held_requests;pool={pool}"),
             Self::Admission { pool, event } => write!(f, "homing_admission_total;pool={pool};event={}", event.as_str()),
             Self::AdmissionWait { pool } => write!(f, "homing_admission_wait_ms_total;pool={pool}"),
+            Self::Prompts { pool, part } => write!(f, "homing_{}_total;pool={pool}", part.as_str()),
             Self::ActiveContext { pool, replica } => {
                 write!(f, "homing_active_context_tokens;pool={pool};replica={replica}")
             }

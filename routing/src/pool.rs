@@ -9,7 +9,7 @@ use crate::admission::{self, Room, Terms, Texts, ThinkTimes};
 use crate::host::{Host, HostError, MetricId};
 use crate::identity::Namer;
 use crate::ledger::{Ledger, ledger_key};
-use crate::metric::{AdmissionEvent, Metric, NO_REPLICA, OTHER_REPLICA};
+use crate::metric::{AdmissionEvent, Metric, PromptPart, NO_REPLICA, OTHER_REPLICA};
 use crate::outcome::Outcome;
 use crate::policy::Policy;
 use crate::replica::{ReplicaId, ReplicaName};
@@ -187,6 +187,14 @@ fn define_events(host: &impl Host, pool: &str) -> Result<[MetricId; AdmissionEve
     Ok(events)
 }
 
+pub(crate) fn define_prompts(host: &impl Host, pool: &str) -> Result<[MetricId; PromptPart::ALL.len()], HostError> {
+    let mut prompts = [MetricId(0); PromptPart::ALL.len()];
+    for (id, part) in prompts.iter_mut().zip(PromptPart::ALL) {
+        *id = host.define(&Metric::Prompts { pool, part })?;
+    }
+    Ok(prompts)
+}
+
 /// Tokens that a context is given to grow: an answer, and what it adds.
 const GROWTH_TOKENS: u32 = 512;
 
@@ -222,6 +230,7 @@ pub struct Pool {
     pub(crate) held_requests: MetricId,
     admission_events: [MetricId; AdmissionEvent::ALL.len()],
     admission_wait: MetricId,
+    prompts: [MetricId; PromptPart::ALL.len()],
 }
 
 impl Pool {
@@ -250,6 +259,7 @@ impl Pool {
             held_requests: host.define(&Metric::HeldRequests { pool: &policy.cluster })?,
             admission_events: define_events(host, &policy.cluster)?,
             admission_wait: host.define(&Metric::AdmissionWait { pool: &policy.cluster })?,
+            prompts: define_prompts(host, &policy.cluster)?,
             policy,
         };
         let configured: Vec<_> = pool.policy.replicas.iter().map(|name| (*name, Figures::default())).collect();
@@ -312,6 +322,16 @@ impl Pool {
 
     pub(crate) fn count_admission(&self, host: &impl Host, event: AdmissionEvent) -> Result<(), HostError> {
         self.admission_events.get(event as usize).map_or(Ok(()), |counter| host.add(*counter, 1))
+    }
+
+    /// Counts a request's prompt that was served: its bytes, and how many of them the replica had read before.
+    pub(crate) fn count_prompt(&self, host: &impl Host, bytes: u32, repeated: u32) -> Result<(), HostError> {
+        let [all, again, first] = self.prompts;
+        // Counters take only positive amounts.
+        if bytes > 0 {
+            host.add(all, bytes.into())?;
+        }
+        if repeated > 0 { host.add(again, repeated.into()) } else { host.add(first, 1) }
     }
 
     pub(crate) fn count_wait(&self, host: &impl Host, ms: u64) -> Result<(), HostError> {

@@ -213,12 +213,14 @@ impl<H: Host> Router<H> {
         taken: Option<Taken<H>>,
         alternates: Vec<Rc<Replica>>,
     ) -> Ticket<H> {
+        let repeated = taken.as_ref().map_or(0, |taken| taken.read.min(request.bytes));
         let (chosen, in_flight) = taken.map(|taken| (taken.replica, taken.in_flight)).unzip();
         Ticket {
             cluster: self.pools.get(cluster).map_or_else(|| Rc::from(""), |pool| Rc::clone(&pool.cluster)),
             planned,
             conversation: request.conversation.map(|conversation| conversation.digest),
             bytes: request.bytes,
+            repeated,
             generates: request.generates,
             ignores_rank: request.ignores_rank,
             chosen,
@@ -296,7 +298,8 @@ impl<H: Host> Router<H> {
                     self.place(pool, Outcome::Placed, parent, request)?
                 }
             };
-            let Some(taken) = taken else { return Ok(None) };
+            let Some(mut taken) = taken else { return Ok(None) };
+            taken.read = known.map_or(0, |entry| entry.read_at(taken.home));
             let stays = taken.outcome == Outcome::Sticky;
             if stays && known.is_some_and(|entry| entry.is_fresh(request.bytes, now_s)) {
                 return Ok(Some(taken));

@@ -112,6 +112,15 @@ pub struct PoolAnswer {
     pub cluster: String,
     /// Whether conversations keep their homes.
     pub affinity: bool,
+    /// Bytes of the requests that were served, since Envoy started.
+    #[serde(default)]
+    pub prompt_bytes: u64,
+    /// Those of them that the replica had read before.
+    #[serde(default)]
+    pub repeated_bytes: u64,
+    /// Requests of which the replica had read nothing before.
+    #[serde(default)]
+    pub first_turns: u64,
     /// One entry a replica of the snapshot in force.
     pub replicas: Vec<ReplicaAnswer>,
 }

@@ -424,6 +424,7 @@ impl World {
     }
 
     fn policy_looks(&mut self) {
+        self.policy.counted(&self.counters());
         let engines: Vec<Gauges> = self.engines.iter().map(Engine::metrics).collect();
         self.policy.looked(&engines, &View { now: self.now, in_flight: &self.in_flight });
         if let Some(every) = self.policy.looks_every() {

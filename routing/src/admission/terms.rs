@@ -19,6 +19,9 @@ const REMEMBERED_MS: u64 = 120_000;
 /// How long a request stays in line whose thread says nothing of it any more.
 const SILENT_MS: u64 = 4_000;
 
+/// One part in so many of a cache may be what is counted twice while nothing is known of what conversations share.
+const UNKNOWN_SHARE: u64 = 6;
+
 /// A replica that takes turns, and how many tokens its cache holds; 0 when unknown: then everything fits.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Room {
@@ -63,13 +66,19 @@ impl Terms<'_> {
     pub(crate) fn yields(&self, set: &WorkingSet, place: &Place, tokens: u32) -> bool {
         let Some(room) = self.rooms.iter().find(|room| room.replica == place.replica) else { return false };
         let grown = self.own(tokens).saturating_sub(self.own(place.tokens));
-        let overfull = room.cache_tokens > 0 && self.used(set, place.replica).saturating_add(grown) > room.cache_tokens;
+        let overfull = room.cache_tokens > 0 && self.used(set, place.replica).saturating_add(grown) > self.overfull(room.cache_tokens);
         let before = |other: &Place| (other.since_ms, other.digest) < (place.since_ms, place.digest);
         let mut others = set.places.iter().filter(|other| {
             other.replica == place.replica && other.digest != place.digest && self.is_active(other)
         });
         let Some(first) = others.next() else { return false };
         overfull && before(first) && others.all(before)
+    }
+
+    /// Tokens above which a cache is overfull: while it is not known what conversations share, their sum says too much.
+    fn overfull(&self, cache_tokens: u64) -> u64 {
+        let unknown = if self.shared_tokens == 0 { cache_tokens / UNKNOWN_SHARE } else { 0 };
+        cache_tokens.saturating_add(unknown)
     }
 
     fn own(&self, tokens: u32) -> u64 {

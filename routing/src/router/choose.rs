@@ -164,7 +164,7 @@ impl<H: Host> Router<H> {
     ) -> Result<Taken<H>, HostError> {
         let replica = member.counted_at(request.ignores_rank);
         let in_flight = self.reserve(pool, replica)?;
-        Ok(Taken { home: member.replica.id, replica: Rc::clone(replica), in_flight, outcome })
+        Ok(Taken { home: member.replica.id, replica: Rc::clone(replica), in_flight, outcome, read: 0 })
     }
 
     fn load(&self, pool: &Pool, member: &Member) -> Result<u32, HostError> {

@@ -19,6 +19,8 @@ pub struct Ticket<H: Host> {
     pub(super) planned: Outcome,
     pub(super) conversation: Option<Digest>,
     pub(super) bytes: u32,
+    /// Of these, what the chosen replica had read with the conversation's turn before.
+    pub(super) repeated: u32,
     pub(super) generates: bool,
     pub(super) ignores_rank: bool,
     pub(super) chosen: Option<Rc<Replica>>,
@@ -107,4 +109,6 @@ pub(super) struct Taken<H: Host> {
     pub(super) replica: Rc<Replica>,
     pub(super) in_flight: InFlight<H>,
     pub(super) outcome: Outcome,
+    /// Bytes of the conversation that the replica has read.
+    pub(super) read: u32,
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use homing_routing::admission::Admission;
 use homing_routing::control::Control;
+use homing_routing::estimate::{Estimator, Totals};
 use homing_routing::host::MemoryHost;
 use homing_routing::identity::{Conversation, Digest, Source};
 use homing_routing::policy::{Limit, Policy as PoolPolicy};
@@ -13,8 +14,7 @@ use homing_routing::router::{Held, Request, Router, Settings, Ticket, Verdict};
 use homing_routing::sync::{PoolReport, ReplicaReport, ReplicaState, SYNC_VERSION, SyncRequest};
 
 use super::{Fleet, Policy, Routed, View};
-use crate::engine::Gauges;
-use crate::text::TOKEN_BYTES;
+use crate::engine::{Counters, Gauges};
 
 const POOL: &str = "pool";
 /// How often the collector posts a snapshot.
@@ -31,13 +31,13 @@ pub struct HomingOptions {
     pub turns_away: u8,
     /// Whether and how it admits by working set.
     pub admission: Option<Admission>,
-    /// Tokens that all sessions share, as the collector has learned.
-    pub shared_tokens: u32,
+    /// Tokens that all sessions share; None if that is to be learned.
+    pub shared_tokens: Option<u32>,
 }
 
 impl Default for HomingOptions {
     fn default() -> Self {
-        Self { threshold: Limit::Auto, margin: Limit::Auto, turns_away: Settings::default().turns_away, admission: None, shared_tokens: 0 }
+        Self { threshold: Limit::Auto, margin: Limit::Auto, turns_away: Settings::default().turns_away, admission: None, shared_tokens: None }
     }
 }
 
@@ -55,6 +55,9 @@ pub(super) struct Homing {
     /// Requests in line, by the filter's names for them.
     held: BTreeMap<u64, InLine>,
     options: HomingOptions,
+    /// As the collector learns what texts are like.
+    estimator: Estimator,
+    totals: Totals,
     said_waiting: Duration,
 }
 
@@ -103,6 +106,8 @@ impl Homing {
             sequence: 0,
             held: BTreeMap::new(),
             options,
+            estimator: Estimator::default(),
+            totals: Totals::default(),
             said_waiting: Duration::ZERO,
         }
     }
@@ -188,6 +193,11 @@ impl Policy for Homing {
         Some(SNAPSHOT)
     }
 
+    fn counted(&mut self, counters: &Counters) {
+        self.totals.prompt_tokens = counters.prompt_tokens_cached + counters.prompt_tokens_computed;
+        self.totals.cached_tokens = counters.prompt_tokens_cached;
+    }
+
     fn looked(&mut self, engines: &[Gauges], view: &View<'_>) {
         self.set_now(view);
         self.sequence += 1;
@@ -205,13 +215,18 @@ impl Policy for Homing {
         let replicas = engines.iter().enumerate().map(report).collect();
         let pools = vec![PoolReport {
             cluster: POOL.into(),
-            bytes_per_token: Some(TOKEN_BYTES as f32),
-            shared_tokens: Some(self.options.shared_tokens),
+            bytes_per_token: self.estimator.bytes_per_token(),
+            shared_tokens: self.options.shared_tokens.or(self.estimator.shared_tokens()),
             replicas,
         }];
         let request = SyncRequest { version: SYNC_VERSION, generation: 1, sequence: self.sequence, pools };
         let body = serde_json::to_vec(&request).expect("a snapshot is JSON");
-        self.control.exchange(&body).expect("the snapshot is newer than the last");
+        let answer = self.control.exchange(&body).expect("the snapshot is newer than the last");
+        for pool in answer.pools {
+            let (prompt_bytes, repeated_bytes, first_turns) = (pool.prompt_bytes, pool.repeated_bytes, pool.first_turns);
+            self.totals = Totals { prompt_bytes, repeated_bytes, first_turns, ..self.totals };
+        }
+        self.estimator.update(&self.totals);
         self.router.sweep(false).expect("a host in memory refuses nothing");
     }
 }

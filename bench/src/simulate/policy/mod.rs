@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 
-use crate::engine::{EngineConfig, Gauges};
+use crate::engine::{Counters, EngineConfig, Gauges};
 pub use homing::HomingOptions;
 
 /// Policies that can be simulated.
@@ -104,6 +104,9 @@ pub trait Policy {
     fn looks_every(&self) -> Option<Duration> {
         None
     }
+
+    /// What all engines have counted together, at its look.
+    fn counted(&mut self, _counters: &Counters) {}
 
     /// The engines' metrics, of each replica, as they are at its look.
     fn looked(&mut self, _engines: &[Gauges], _view: &View<'_>) {}
