@@ -56,6 +56,7 @@ impl<H: Host> Router<H> {
                 host.set(replica.held, held(replica.id).conversations.into())?;
             }
             self.set_context(pool, &before, |replica| held(replica).context_kib)?;
+            self.count_held(pool)?;
             if let Some(age_ms) = pool.snapshot_age_ms(host.now_ms()) {
                 host.set(pool.age, age_ms / 1000)?;
             }

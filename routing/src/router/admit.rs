@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use super::{Request, Router, TRIES, Verdict};
 use crate::admission::{Admission, Overflow, Place, Room, SMALL_TOKENS, Terms, Waiting, WorkingSet};
-use crate::host::{Host, HostError};
+use crate::host::{Host, HostError, MetricId};
 use crate::metric::{AdmissionEvent, ErrorKind};
 use crate::outcome::Outcome;
 use crate::pool::Pool;
@@ -19,6 +19,8 @@ const MANY_TRIES: usize = 32;
 pub struct Held<H: Host> {
     host: H,
     key: Rc<str>,
+    /// The gauge of the pool's requests in line.
+    gauge: MetricId,
     waiting: Waiting,
     /// Whether it has left the line already.
     has_left: Cell<bool>,
@@ -49,6 +51,8 @@ impl<H: Host> Router<H> {
 
     /// Decides a request that needs a place, or holds it.
     pub(super) fn admit(&mut self, cluster: &[u8], request: &Request<'_>) -> Result<Option<Verdict<H>>, HostError> {
+        // Places are given back by lane if this thread dies, so it needs one before its first place.
+        self.take_lane()?;
         let Some((pool, admission)) = self.admitting(cluster) else { return Ok(None) };
         let waiting = self.waiting(pool, request)?;
         for _ in 0..MANY_TRIES {
@@ -69,8 +73,8 @@ impl<H: Host> Router<H> {
             if set.store(&self.host, &pool.working_set_key)? {
                 self.host.set(pool.held_requests, set.waiting.len() as u64)?;
                 pool.count_admission(&self.host, AdmissionEvent::Held)?;
-                let (host, key) = (self.host.clone(), Rc::clone(&pool.working_set_key));
-                return Ok(Some(Verdict::Hold(Held { host, key, waiting, has_left: Cell::new(false) })));
+                let (host, key, gauge) = (self.host.clone(), Rc::clone(&pool.working_set_key), pool.held_requests);
+                return Ok(Some(Verdict::Hold(Held { host, key, gauge, waiting, has_left: Cell::new(false) })));
             }
         }
         self.count_error(ErrorKind::Contended, 1);
@@ -309,6 +313,16 @@ impl<H: Host> Router<H> {
         }
     }
 
+    /// Counts a pool's requests in line without those of dead threads.
+    pub(crate) fn count_held(&self, pool: &Pool) -> Result<(), HostError> {
+        if pool.policy.admission.is_none() {
+            return Ok(());
+        }
+        let mut set = WorkingSet::open(&self.host, &pool.working_set_key)?;
+        pool.terms(self.host.now_ms()).tidy(&mut set);
+        self.host.set(pool.held_requests, set.waiting.len() as u64)
+    }
+
     /// Gives back the places of a thread that died.
     pub(super) fn settle_places(&self, dead: usize) -> Result<(), HostError> {
         let tag = u8::try_from(dead.saturating_add(1)).unwrap_or(0);
@@ -348,7 +362,14 @@ impl<H: Host> Held<H> {
         if self.has_left.replace(true) {
             return;
         }
-        change(&self.host, &self.key, |set| set.leave(self.waiting.id));
+        let in_line = Cell::new(0);
+        change(&self.host, &self.key, |set| {
+            let left = set.leave(self.waiting.id);
+            in_line.set(set.waiting.len() as u64);
+            left
+        });
+        // A count that is refused here is set again by the next walk.
+        let _ = self.host.set(self.gauge, in_line.get());
     }
 }
 
