@@ -67,7 +67,7 @@ enum State {
 
 /// What is known of the conversation before the body has been read.
 enum Named {
-    /// A header names it: only the body's size is asked for.
+    /// A header names it: only the body's size is asked for, and that it is there.
     ByHeader(Conversation),
     /// The body may name it; if it does not, this does.
     ByBody(Option<Conversation>),
@@ -96,11 +96,13 @@ impl RouteStream {
     }
 
     /// Decides: writes the choice into the request's headers, answers it, or puts it in line.
-    fn decide(&mut self, mut head: Head, conversation: Option<Conversation>) -> Action {
+    ///
+    /// Only what `is_whole` can wait in line. Where the tick goes on with a request in the middle of its body, and the route has a retry
+    /// policy, Envoy 1.40 sends the part of the body that it has buffered twice.
+    fn decide(&mut self, mut head: Head, conversation: Option<Conversation>, is_whole: bool) -> Action {
         let routes = Rc::clone(&self.routes);
         let Ok(mut router) = routes.router.try_borrow_mut() else { return Action::Continue };
-        // What is larger cannot be kept while it waits. The length is cut, since a client can claim any.
-        let is_kept = head.bytes as usize <= routes.max_body_bytes;
+        // A client can claim any length.
         head.bytes = head.bytes.min(u32::try_from(routes.max_body_bytes).unwrap_or(u32::MAX));
         if routes.debug_headers {
             self.source = Some(conversation.as_ref().map_or("none", |conversation| conversation.source.as_str()).to_owned());
@@ -110,20 +112,15 @@ impl RouteStream {
             Verdict::Hold(held) => {
                 let in_line = Rc::new(InLine::new(head, conversation, held));
                 self.state = State::Held(Rc::clone(&in_line));
-                if is_kept {
+                if is_whole {
                     routes.line.join(self.context, in_line, &mut router);
                     return Action::Pause;
                 }
-                self.stop_waiting(&in_line, &mut router)
+                let verdict = in_line.overdue(&mut router);
+                self.carry_out(&in_line.head, verdict, &mut router)
             }
             decided => self.carry_out(&head, decided, &mut router),
         }
-    }
-
-    /// Sends a request in line on that cannot wait any longer.
-    fn stop_waiting(&mut self, in_line: &InLine, router: &mut Router<Envoy>) -> Action {
-        let verdict = in_line.overdue(router);
-        self.carry_out(&in_line.head, verdict, router)
     }
 
     fn carry_out(&mut self, head: &Head, verdict: Verdict<Envoy>, router: &mut Router<Envoy>) -> Action {
@@ -153,10 +150,10 @@ impl RouteStream {
             }
         };
         head.bytes = u32::try_from(buffered).unwrap_or(u32::MAX);
+        let too_large = buffered > self.routes.max_body_bytes;
         let conversation = match named {
             Named::ByHeader(conversation) => Some(conversation),
             Named::ByBody(also) => {
-                let too_large = buffered > self.routes.max_body_bytes;
                 let named =
                     if too_large { Err(ErrorKind::BodyTooLarge) } else { self.name_by_body(&head.cluster, buffered, also.clone()) };
                 named.unwrap_or_else(|kind| {
@@ -167,7 +164,7 @@ impl RouteStream {
                 })
             }
         };
-        self.decide(head, conversation)
+        self.decide(head, conversation, !too_large)
     }
 
     fn name_by_body(&self, cluster: &[u8], size: usize, also: Option<Conversation>) -> Result<Option<Conversation>, ErrorKind> {
@@ -198,35 +195,28 @@ impl HttpContext for RouteStream {
         };
         let mut head = Head::new(cluster, &headers);
         if end_of_stream {
-            // Envoy never goes on with a request that is paused at its end, so it must not be held: nothing is, of this size.
+            // Envoy never goes on with a request that is paused at its end, so it must not be held: nothing is, of no size.
             head.bytes = 0;
         }
         let wants_name = named.is_none() && wants_body && head.is_post;
-        // Whether there is a place for it depends on its size.
-        let wants_size = is_held && head.generates && head.bytes == 0;
+        // Only what is whole can wait in line, and whether there is a place for it depends on its size.
+        let wants_all = is_held && head.generates;
         // Only a POST carries a conversation in its body; an upgrade, which has no end, must not wait for one.
-        if (wants_name || wants_size) && !end_of_stream && head.pin.is_none() && is_readable(&headers) {
+        if (wants_name || wants_all) && !end_of_stream && head.pin.is_none() && is_readable(&headers) {
             let length = head.bytes as usize;
             let named = named.map_or(Named::ByBody(also), Named::ByHeader);
             self.state = State::Reading { head, named, buffered: length };
             return if length > self.routes.max_body_bytes { self.decide_with_body() } else { Action::Pause };
         }
-        self.decide(head, named.or(also))
+        self.decide(head, named.or(also), false)
     }
 
     fn on_http_request_body(&mut self, size: usize, end_of_stream: bool) -> Action {
         self.catch_up();
-        let too_large = size > self.routes.max_body_bytes;
         match &mut self.state {
             State::Reading { buffered, .. } => {
                 *buffered = size;
-                if end_of_stream || too_large { self.decide_with_body() } else { Action::Pause }
-            }
-            State::Held(in_line) if too_large => {
-                let (in_line, routes) = (Rc::clone(in_line), Rc::clone(&self.routes));
-                let Ok(mut router) = routes.router.try_borrow_mut() else { return Action::Pause };
-                routes.line.leave(self.context);
-                self.stop_waiting(&in_line, &mut router)
+                if end_of_stream || size > self.routes.max_body_bytes { self.decide_with_body() } else { Action::Pause }
             }
             State::Held(_) => Action::Pause,
             State::Idle | State::Refused { .. } | State::Routed(_) => Action::Continue,

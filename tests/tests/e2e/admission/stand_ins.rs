@@ -111,7 +111,7 @@ async fn below_the_caches_size_nothing_is_held_and_choices_are_those_without_adm
 
 /// A request that streams until it is aborted, at the only replica.
 async fn occupy(stack: &Stack) -> Result<JoinHandle<Result<()>>> {
-    let mut body = chat_body(&"x".repeat(12_000), 20_000);
+    let mut body = chat_body(&"x".repeat(12_000), 1_500);
     body["stream"] = json!(true);
     let request = Client::new().post(chat_url(stack)).json(&body);
     let streams = tokio::spawn(async move {
@@ -154,7 +154,7 @@ async fn eight_megabytes_that_were_held_arrive_byte_for_byte() -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn without_the_collector_what_waits_goes_on() -> Result<()> {
-    let mut stack = small(1, 5_000, 10.0, admitting(&json!({}))).await?;
+    let mut stack = small(1, 5_000, 1.0, admitting(&json!({}))).await?;
     let first = occupy(&stack).await?;
     let waits = tokio::spawn(ask(chat_url(&stack), "waits".to_owned(), None, 3_000));
     held(&stack, 1).await?;
@@ -173,7 +173,7 @@ async fn without_the_collector_what_waits_goes_on() -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_waits_for_a_replica_that_is_restarted_goes_on() -> Result<()> {
-    let mut stack = small(1, 5_000, 10.0, admitting(&json!({}))).await?;
+    let mut stack = small(1, 5_000, 1.0, admitting(&json!({}))).await?;
     let first = occupy(&stack).await?;
     let waits: Vec<_> = (0..3).map(|number| tokio::spawn(ask(chat_url(&stack), format!("waits-{number}"), None, 3_000))).collect();
     held(&stack, 3).await?;
