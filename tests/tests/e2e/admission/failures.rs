@@ -1,8 +1,8 @@
 //! Workers, replicas and collectors that go away while requests wait.
 
 use anyhow::Result;
-use homing_tests::scripted::{NAME, Scripted, events, held};
-use homing_tests::{all_given_back, eventually, sum};
+use homing_tests::scripted::{NAME, Scripted, ask, events, held};
+use homing_tests::{MANAGER, all_given_back, eventually, sum};
 use reqwest::Client;
 use serde_json::json;
 use xtask::stack::StackOptions;
@@ -12,7 +12,9 @@ use super::{ONE_FITS, admitting, send};
 #[tokio::test(flavor = "multi_thread")]
 async fn what_waits_at_a_worker_that_traps_is_forgotten_and_the_others_go_on() -> Result<()> {
     let filter = Some(xtask::tools::build_trapping_filter()?);
-    let mut scripted = Scripted::start(1, ONE_FITS, StackOptions { filter, ..admitting(&json!({})) }).await?;
+    // Envoy tells a VM that has failed nothing of a stream that is paused, and nobody else can go on with it: this timer ends it.
+    let edits = vec![(format!("{MANAGER}/stream_idle_timeout"), json!("12s"))];
+    let mut scripted = Scripted::start(1, ONE_FITS, StackOptions { filter, edits, ..admitting(&json!({})) }).await?;
     let first = send(&scripted, "first");
     let there = scripted.arrival().await?;
     let mut clients = Vec::new();
@@ -25,39 +27,32 @@ async fn what_waits_at_a_worker_that_traps_is_forgotten_and_the_others_go_on() -
     let _ = trap.send().await;
     drop(there);
     let url = homing_tests::chat_url(&scripted.stack);
-    // Everything that arrives is answered at once.
-    let answers = async {
-        loop {
-            drop(scripted.arrival().await?);
-        }
-        #[expect(unreachable_code, reason = "says what the loop's errors are")]
-        Ok::<(), anyhow::Error>(())
-    };
     let ends = async {
         // The first one may have been at the worker that trapped.
         let _ = first.await?;
         let (mut served, mut cut) = (0, 0);
         for client in clients {
-            match client.await? {
-                Ok(answer) if answer.status == 200 => served += 1,
-                Ok(_) | Err(_) => cut += 1,
-            }
+            let served_it = client.await?.is_ok_and(|answer| answer.status == 200);
+            *(if served_it { &mut served } else { &mut cut }) += 1;
         }
-        assert_eq!(served + cut, 12);
         assert!(served > 0 && cut > 0, "{served} served and {cut} cut: both workers had some");
         // And new work is admitted, on the worker that has a new VM too.
         for number in 0..8 {
             eventually("an answer", async || {
-                let ask = homing_tests::scripted::ask(url.clone(), format!("after-{number}"), None, super::PROMPT);
+                let ask = ask(url.clone(), format!("after-{number}"), None, super::PROMPT);
                 Ok(ask.await.is_ok_and(|answer| answer.status == 200))
             })
             .await?;
         }
         Ok::<(), anyhow::Error>(())
     };
-    tokio::select! {
-        result = ends => result?,
-        result = answers => result?,
+    tokio::pin!(ends);
+    loop {
+        tokio::select! {
+            ended = &mut ends => break ended?,
+            // Answered at once.
+            arrival = scripted.arrival() => drop(arrival?),
+        }
     }
     all_given_back(&scripted.stack).await
 }

@@ -3,10 +3,12 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use homing_tests::scripted::{Scripted, ask, events, held};
+use homing_tests::scripted::{NAME, Scripted, ask, events, held};
 use homing_tests::{all_given_back, chat_url, sum};
 use reqwest::Client;
 use serde_json::json;
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
 use tokio::time::Instant;
 
 use super::{ONE_FITS, PROMPT, admitting, send};
@@ -113,7 +115,7 @@ async fn short_prompts_silent_calls_and_pinned_requests_are_never_held() -> Resu
         ("GET", client.get(url("/v1/models"))),
     ];
     for (name, request) in requests {
-        let answer = tokio::spawn(request.header(homing_tests::scripted::NAME, name).send());
+        let answer = tokio::spawn(request.header(NAME, name).send());
         assert_eq!(scripted.arrival().await?.name, name);
         assert_eq!(answer.await??.status(), 200, "{name}");
     }
@@ -122,6 +124,27 @@ async fn short_prompts_silent_calls_and_pinned_requests_are_never_held() -> Resu
     all_given_back(&scripted.stack).await?;
     assert_eq!(events(&scripted.stack, "held").await?, 0);
     Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_joins_the_line_with_the_end_of_its_body() -> Result<()> {
+    let mut scripted = Scripted::start(1, ONE_FITS, admitting(&json!({}))).await?;
+    let first = send(&scripted, "slow-but-first");
+    let there = scripted.arrival().await?;
+    let body = "x".repeat(PROMPT * 4);
+    let (begins, ends) = body.split_at(PROMPT * 2);
+    let head = format!("POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\n{NAME}: slow\r\ncontent-length: {}\r\n\r\n", body.len());
+    let mut slow = TcpStream::connect(scripted.stack.proxy).await?;
+    slow.write_all(format!("{head}{begins}").as_bytes()).await?;
+    let fast = send(&scripted, "fast");
+    held(&scripted.stack, 1).await?;
+    slow.write_all(ends.as_bytes()).await?;
+    held(&scripted.stack, 2).await?;
+    drop(there);
+    assert_eq!(scripted.arrival().await?.name, "fast");
+    assert_eq!(scripted.arrival().await?.name, "slow");
+    assert_eq!((first.await??.status, fast.await??.status), (200, 200));
+    all_given_back(&scripted.stack).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
