@@ -50,13 +50,13 @@ impl<H: Host> Router<H> {
     /// Decides a request that needs a place, or holds it.
     pub(super) fn admit(&mut self, cluster: &[u8], request: &Request<'_>) -> Result<Option<Verdict<H>>, HostError> {
         let Some((pool, admission)) = self.admitting(cluster) else { return Ok(None) };
-        let waiting = self.waiting(pool, request)?;
+        let mut waiting = self.waiting(pool, request)?;
         for _ in 0..MANY_TRIES {
             let Some((pool, _)) = self.admitting(cluster) else { return Ok(None) };
             let terms = pool.terms(self.now_ms);
             let mut set = WorkingSet::open(&self.host, &pool.working_set_key)?;
             terms.tidy(&mut set);
-            if let Some(replica) = self.enters(pool, &terms, &mut set, &admission, &waiting, Look::IsCalled)? {
+            if let Some(replica) = self.enters(pool, &terms, &mut set, &admission, &mut waiting, Look::IsCalled)? {
                 if set.store(&self.host, &pool.working_set_key)? {
                     return self.admitted(cluster, request, &waiting, replica).map(Some);
                 }
@@ -158,7 +158,8 @@ impl<H: Host> Router<H> {
                 held.leave();
                 return self.overflows(cluster, request, &held.waiting);
             }
-            let Some(replica) = self.enters(pool, &terms, &mut set, &admission, &held.waiting, look)? else { return Ok(None) };
+            let mut waiting = held.waiting;
+            let Some(replica) = self.enters(pool, &terms, &mut set, &admission, &mut waiting, look)? else { return Ok(None) };
             if set.store(&self.host, &pool.working_set_key)? {
                 held.has_left.set(true);
                 self.host.set(pool.held_requests, set.waiting.len() as u64)?;
@@ -179,6 +180,7 @@ impl<H: Host> Router<H> {
     /// What the request is as one in line.
     fn waiting(&self, pool: &Pool, request: &Request<'_>) -> Result<Waiting, HostError> {
         let home = request.conversation.map_or(Ok(None), |named| self.home_of(named.digest, super::seconds(self.now_ms)))?;
+        let home = home.filter(|home| pool.member(*home).is_some_and(|home| pool.is_ready(home)));
         let number = self.next_held.get().wrapping_add(1);
         self.next_held.set(number);
         // Unlike any other of this Envoy: threads differ in their lanes, and one thread's requests in their numbers.
@@ -187,7 +189,8 @@ impl<H: Host> Router<H> {
         Ok(Waiting {
             id,
             digest: request.conversation.map_or(id, |named| named.digest.0 as u64),
-            home: home.filter(|home| pool.member(*home).is_some_and(|home| pool.is_ready(home))),
+            home,
+            returns: home.is_some(),
             since_ms: self.now_ms,
             seen_ms: self.now_ms,
             tokens: pool.texts.tokens(request.bytes).saturating_add(pool.growth_tokens(request.bytes)),
@@ -202,7 +205,7 @@ impl<H: Host> Router<H> {
         terms: &Terms<'_>,
         set: &mut WorkingSet,
         admission: &Admission,
-        waiting: &Waiting,
+        waiting: &mut Waiting,
         look: Look,
     ) -> Result<Option<ReplicaId>, HostError> {
         let ready = |replica: ReplicaId| terms.rooms.iter().any(|room| room.replica == replica);
@@ -213,9 +216,12 @@ impl<H: Host> Router<H> {
         let active = known.filter(|place| terms.is_active(place) && ready(place.replica));
         let keeps = active.filter(|place| {
             let is_due = admission.turns > 0 && place.turns >= admission.turns && place.in_flight == 0;
-            let is_due = is_due && terms.is_wanted(set, waiting.digest);
-            let yields = place.in_flight == 0 && terms.yields(set, place, waiting.tokens);
-            look == Look::Overdue || !(is_due || yields)
+            if is_due && terms.is_wanted(set, waiting.digest) {
+                // It has had its turns: it waits with the new ones.
+                waiting.returns = false;
+                return look == Look::Overdue;
+            }
+            look == Look::Overdue || place.in_flight > 0 || !terms.yields(set, place, waiting.tokens)
         });
         if keeps.is_none() {
             // A place that is due, or was left, is no hindrance.
@@ -285,9 +291,10 @@ impl<H: Host> Router<H> {
             let Some((pool, _)) = self.admitting(cluster) else { return Ok(None) };
             let terms = pool.terms(self.now_ms);
             let mut set = WorkingSet::open(&self.host, &pool.working_set_key)?;
-            let Some(replica) = self.enters(pool, &terms, &mut set, &admission, waiting, Look::Overdue)? else { break };
+            let mut waiting = *waiting;
+            let Some(replica) = self.enters(pool, &terms, &mut set, &admission, &mut waiting, Look::Overdue)? else { break };
             if set.store(&self.host, &pool.working_set_key)? {
-                return self.admitted(cluster, request, waiting, replica).map(Some);
+                return self.admitted(cluster, request, &waiting, replica).map(Some);
             }
         }
         Ok(None)
