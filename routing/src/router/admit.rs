@@ -3,6 +3,8 @@
 use core::cell::Cell;
 use std::rc::Rc;
 
+use hashbrown::HashMap;
+
 use super::{Request, Router, TRIES, Verdict};
 use crate::admission::{Admission, Overflow, Place, Room, SMALL_TOKENS, Terms, Waiting, WorkingSet};
 use crate::host::{Host, HostError};
@@ -94,24 +96,28 @@ impl<H: Host> Router<H> {
     ///
     /// # Errors
     /// When the host refuses.
-    pub fn still_waiting<'a>(&mut self, held: impl Iterator<Item = &'a Held<H>> + Clone) -> Result<(), HostError>
+    pub fn still_waiting<'a>(&mut self, held: impl Iterator<Item = &'a Held<H>>) -> Result<(), HostError>
     where
         H: 'a,
     {
-        let Some(first) = held.clone().next() else { return Ok(()) };
-        let now_ms = self.host.now_ms();
-        let key = Rc::clone(&first.key);
-        for _ in 0..MANY_TRIES {
-            let mut set = WorkingSet::open(&self.host, &key)?;
-            for held in held.clone().filter(|held| held.key == key) {
-                match set.waiting.iter_mut().find(|waiting| waiting.id == held.waiting.id) {
-                    Some(waiting) => waiting.seen_ms = now_ms,
-                    // It was taken for a dead thread's: it goes back to where it was.
-                    None => set.waiting.push(Waiting { seen_ms: now_ms, ..held.waiting }),
+        let mut by_pool: HashMap<&str, Vec<&Waiting>> = HashMap::new();
+        for held in held {
+            by_pool.entry(&held.key).or_default().push(&held.waiting);
+        }
+        let seen_ms = self.host.now_ms();
+        for (key, held) in by_pool {
+            for _ in 0..MANY_TRIES {
+                let mut set = WorkingSet::open(&self.host, key)?;
+                for own in &held {
+                    match set.waiting.iter_mut().find(|waiting| waiting.id == own.id) {
+                        Some(waiting) => waiting.seen_ms = seen_ms,
+                        // It was taken for a dead thread's: it goes back to where it was.
+                        None => set.waiting.push(Waiting { seen_ms, ..**own }),
+                    }
                 }
-            }
-            if set.store(&self.host, &key)? {
-                break;
+                if set.store(&self.host, key)? {
+                    break;
+                }
             }
         }
         Ok(())
