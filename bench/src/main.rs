@@ -3,10 +3,11 @@
 
 use anyhow::{Context, Result, ensure};
 use clap::{Args, Parser, Subcommand};
+use homing_bench::balancer::BalancerKind;
 use homing_bench::engine::EngineConfig;
 use homing_bench::load::LoadArgs;
 use homing_bench::proxy::{self, Case, IdPlace, ProxyConfig, Subject, upstream};
-use homing_bench::replica::{Replica, ReplicaConfig};
+use homing_bench::replica::{Replica, ReplicaConfig, Version};
 use homing_bench::report::ReportArgs;
 use homing_bench::simulate::{self, HomingOptions, PolicyName, ReferenceRow, Simulation, SimulationReport};
 use homing_bench::workload::{Workload, WorkloadArgs, trace};
@@ -46,8 +47,10 @@ enum Command {
 /// GET /debug/requests answers the last 256 requests (but those to /metrics and /debug/) as JSON: a list of
 /// {"method","path","headers":[[name,value],..],"body_length","body_sha256"}, oldest first.
 ///
-/// POST /debug/fault with {"mode":MODE} makes the generation endpoints misbehave from now on. MODE is "none", "hang" (accept and never
-/// answer), "error500" (a 500 at once) or "reset" (close the connection without an answer).
+/// POST /debug/fault with {"mode":MODE} makes it misbehave from now on. MODE is "none"; of generation endpoints "hang" (accept and never
+/// answer), "error500" (a 500 at once), "reset" (close the connection without an answer), "reset-mid-stream" (close it behind a stream's
+/// first token) or "slow" (work on a request "delay_ms" milliseconds later); "sleep" (engines sleep, and the metrics say so); "stall" (as
+/// vLLM after SIGTERM: nobody can connect, what is in flight stalls with its connection open; for good).
 #[derive(Args)]
 struct ReplicaArgs {
     /// Loopback address and port to listen on; port 0 takes a free one.
@@ -74,6 +77,19 @@ struct ReplicaArgs {
     /// Tokens in a block of the KV cache.
     #[arg(long, default_value_t = EngineConfig::default().block_size)]
     block_size: usize,
+    /// Engines behind the one port, as vLLM's --data-parallel-size; each has the settings above. x-data-parallel-rank names one.
+    #[arg(long, default_value_t = ReplicaConfig::default().ranks)]
+    ranks: usize,
+    /// The first engine's label in the metrics; the header has the local index all the same. As on a second node of vLLM's hybrid
+    /// load balancing.
+    #[arg(long, default_value_t = ReplicaConfig::default().first_engine_label)]
+    first_engine_label: usize,
+    /// Which vLLM's rule chooses a rank for requests that name none, vllm-0.26 or vllm-0.27; that of --version if not given.
+    #[arg(long, value_parser = balancer)]
+    balancer: Option<BalancerKind>,
+    /// Which vLLM's answers it gives.
+    #[arg(long, value_enum, default_value_t)]
+    version: Version,
     /// Once listening, print one line of JSON, {"address":"127.0.0.1:PORT"}, instead of one for people.
     #[arg(long)]
     ready_json: bool,
@@ -297,6 +313,14 @@ struct UpstreamsArgs {
     ready_json: bool,
 }
 
+fn balancer(name: &str) -> Result<BalancerKind> {
+    match name {
+        "vllm-0.26" => Ok(BalancerKind::Vllm026),
+        "vllm-0.27" => Ok(BalancerKind::Vllm027),
+        _ => anyhow::bail!("give vllm-0.26 or vllm-0.27"),
+    }
+}
+
 #[tokio::main]
 async fn main() -> Result<()> {
     match Cli::parse().command {
@@ -321,8 +345,17 @@ async fn replica(args: ReplicaArgs) -> Result<()> {
         max_num_batched_tokens: args.max_num_batched_tokens,
         ..EngineConfig::default()
     };
-    let config =
-        ReplicaConfig { listen: args.listen, model: args.model, speed: args.speed, max_model_len: args.max_model_len, engine };
+    let config = ReplicaConfig {
+        listen: args.listen,
+        model: args.model,
+        speed: args.speed,
+        max_model_len: args.max_model_len,
+        engine,
+        version: args.version,
+        ranks: args.ranks,
+        first_engine_label: args.first_engine_label,
+        balancer: args.balancer,
+    };
     let replica = Replica::start(config).await?;
     if args.ready_json {
         say(&format!("{{\"address\":\"{}\"}}", replica.address()))?;

@@ -55,12 +55,21 @@ impl Prompt {
     }
 
     fn piece(&mut self, text: &str) {
-        self.tokens.extend(text.as_bytes().chunks(TOKEN_BYTES).map(|chunk| {
-            let mut token = [PAD; TOKEN_BYTES];
-            token[..chunk.len()].copy_from_slice(chunk);
-            u32::from_le_bytes(token)
-        }));
+        self.tokens.extend(pieces(text));
     }
+}
+
+/// The tokens of text on its own, without a template.
+pub fn tokens_of(text: &str) -> Vec<u32> {
+    pieces(text).collect()
+}
+
+fn pieces(text: &str) -> impl Iterator<Item = u32> {
+    text.as_bytes().chunks(TOKEN_BYTES).map(|chunk| {
+        let mut token = [PAD; TOKEN_BYTES];
+        token[..chunk.len()].copy_from_slice(chunk);
+        u32::from_le_bytes(token)
+    })
 }
 
 /// `count` tokens of made-up words, the same for the same seed. Each word is three letters and a space: one token.

@@ -150,7 +150,10 @@ impl<H: Host> Control<H> {
         let Self { host, pools, .. } = self;
         if !pools.contains_key(&report.cluster) {
             let version = host.define(&Metric::SnapshotVersion { pool: &report.cluster })?;
-            pools.insert(report.cluster.clone(), KnownPool { version, prompts: define_prompts(host, &report.cluster)?, registry: Registry::default() });
+            pools.insert(
+                report.cluster.clone(),
+                KnownPool { version, prompts: define_prompts(host, &report.cluster)?, registry: Registry::default() },
+            );
         }
         let Some(pool) = pools.get_mut(&report.cluster) else {
             return Err(HostError { call: "pool", status: 0 });

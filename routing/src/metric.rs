@@ -200,9 +200,11 @@ impl Metric<'_> {
     /// Whether it counts up or is set.
     pub fn kind(&self) -> MetricKind {
         match self {
-            Self::Requests { .. } | Self::Errors { .. } | Self::Admission { .. } | Self::AdmissionWait { .. } | Self::Prompts { .. } => {
-                MetricKind::Counter
-            }
+            Self::Requests { .. }
+            | Self::Errors { .. }
+            | Self::Admission { .. }
+            | Self::AdmissionWait { .. }
+            | Self::Prompts { .. } => MetricKind::Counter,
             Self::InFlight { .. }
             | Self::LaneInFlight { .. }
             | Self::Held { .. }

@@ -9,7 +9,7 @@ use crate::admission::{self, Room, Terms, Texts, ThinkTimes};
 use crate::host::{Host, HostError, MetricId};
 use crate::identity::Namer;
 use crate::ledger::{Ledger, ledger_key};
-use crate::metric::{AdmissionEvent, Metric, PromptPart, NO_REPLICA, OTHER_REPLICA};
+use crate::metric::{AdmissionEvent, Metric, NO_REPLICA, OTHER_REPLICA, PromptPart};
 use crate::outcome::Outcome;
 use crate::policy::Policy;
 use crate::replica::{ReplicaId, ReplicaName};

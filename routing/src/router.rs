@@ -21,8 +21,8 @@ use crate::policy::{Policy, Terms};
 use crate::pool::{Pool, Replica};
 use crate::replica::{ReplicaId, ReplicaName};
 use crate::table::{Entry, Table};
-use ticket::Taken;
 pub use admit::Held;
+use ticket::Taken;
 pub use ticket::{Served, Ticket};
 
 /// How often a value that other threads change too is tried.
@@ -120,7 +120,17 @@ impl<H: Host> Router<H> {
             let cluster = policy.cluster.as_bytes().into();
             pools.insert(cluster, Pool::new(&host, policy, &settings.hash_key)?);
         }
-        Ok(Self { host, settings, table, pools, errors: HashMap::new(), lane: Cell::new(None), lanes_key, now_ms: 0, next_held: Cell::new(0) })
+        Ok(Self {
+            host,
+            settings,
+            table,
+            pools,
+            errors: HashMap::new(),
+            lane: Cell::new(None),
+            lanes_key,
+            now_ms: 0,
+            next_held: Cell::new(0),
+        })
     }
 
     /// The pool behind an Envoy cluster.

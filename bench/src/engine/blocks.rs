@@ -30,7 +30,7 @@ struct Block {
     /// Set once the block is full: then it is found by this.
     hash: Option<BlockHash>,
     /// Key in the free queue while `references` is 0.
-    freed_at: u64,
+    freed_at: i64,
 }
 
 /// All blocks. A block without references is in the free queue and, if it has a hash, can still be found: it is forgotten only when it is
@@ -38,18 +38,21 @@ struct Block {
 #[derive(Debug)]
 pub(super) struct BlockPool {
     blocks: Vec<Block>,
-    free: BTreeMap<u64, BlockId>,
+    free: BTreeMap<i64, BlockId>,
     /// Several blocks can have the same content: requests that computed it at the same time.
     by_hash: HashMap<BlockHash, Vec<BlockId>>,
-    next_freed_at: u64,
+    /// Keys before and behind all that are in the queue.
+    front: i64,
+    back: i64,
 }
 
 impl BlockPool {
     pub(super) fn new(count: usize) -> Self {
-        let mut pool = Self { blocks: Vec::with_capacity(count), free: BTreeMap::new(), by_hash: HashMap::new(), next_freed_at: 0 };
+        let mut pool =
+            Self { blocks: Vec::with_capacity(count), free: BTreeMap::new(), by_hash: HashMap::new(), front: -1, back: 0 };
         for id in 0..count {
             pool.blocks.push(Block { references: 0, hash: None, freed_at: 0 });
-            pool.enqueue(id);
+            pool.free(id);
         }
         pool
     }
@@ -99,21 +102,23 @@ impl BlockPool {
     }
 
     /// Gives back a sequence's blocks. The last goes into the free queue first, since a prefix is of use without its end but not the
-    /// other way round.
+    /// other way round. One without content that can be found, the last partial block, goes to the queue's front.
     pub(super) fn release(&mut self, ids: &[BlockId]) {
         for &id in ids.iter().rev() {
             let block = &mut self.blocks[id];
             block.references -= 1;
             if block.references == 0 {
-                self.enqueue(id);
+                self.free(id);
             }
         }
     }
 
-    fn enqueue(&mut self, id: BlockId) {
-        self.blocks[id].freed_at = self.next_freed_at;
-        self.free.insert(self.next_freed_at, id);
-        self.next_freed_at += 1;
+    fn free(&mut self, id: BlockId) {
+        let block = &mut self.blocks[id];
+        let end = if block.hash.is_some() { &mut self.back } else { &mut self.front };
+        block.freed_at = *end;
+        *end += if block.hash.is_some() { 1 } else { -1 };
+        self.free.insert(block.freed_at, id);
     }
 
     fn forget(&mut self, id: BlockId) {

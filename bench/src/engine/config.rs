@@ -39,9 +39,14 @@ impl EngineConfig {
         self.kv_cache_tokens / self.block_size
     }
 
+    /// Blocks that requests can use: vLLM keeps one, the null block, for itself.
+    pub fn usable_blocks(&self) -> usize {
+        self.blocks().saturating_sub(1)
+    }
+
     /// Tokens that one request's prompt and output may have together.
     pub fn max_request_tokens(&self) -> usize {
-        self.blocks() * self.block_size
+        self.usable_blocks() * self.block_size
     }
 }
 

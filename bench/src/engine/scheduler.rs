@@ -29,7 +29,7 @@ impl Engine {
     /// If the block size, `max_num_seqs` or `max_num_batched_tokens` is 0.
     pub fn new(config: EngineConfig) -> Self {
         assert!(config.block_size > 0 && config.max_num_seqs > 0 && config.max_num_batched_tokens > 0, "0 in {config:?}");
-        let pool = BlockPool::new(config.blocks());
+        let pool = BlockPool::new(config.usable_blocks());
         Self {
             config,
             pool,

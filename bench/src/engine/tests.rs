@@ -5,8 +5,15 @@ use proptest::prelude::*;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-fn config(kv_cache_tokens: usize) -> EngineConfig {
-    EngineConfig { kv_cache_tokens, block_size: 4, max_num_seqs: 4, max_num_batched_tokens: 16, ..EngineConfig::default() }
+/// An engine that can use this many tokens of cache: the null block comes on top.
+fn config(usable_tokens: usize) -> EngineConfig {
+    EngineConfig {
+        kv_cache_tokens: usable_tokens + 4,
+        block_size: 4,
+        max_num_seqs: 4,
+        max_num_batched_tokens: 16,
+        ..EngineConfig::default()
+    }
 }
 
 fn request(id: RequestId, prompt: impl IntoIterator<Item = u32>, output: usize) -> Request {

@@ -2,8 +2,10 @@
 
 use super::App;
 use super::body;
-use super::generation::{Generation, Progress, Usage};
+use super::generation::{Generation, Progress, Usage, whole_stream};
 use super::ids::RequestIds;
+use super::version::Version;
+use crate::text;
 use axum::Extension;
 use axum::body::Bytes;
 use axum::extract::State;
@@ -60,6 +62,8 @@ enum StreamEvent<'a> {
 #[derive(Serialize)]
 struct StopDelta {
     stop_reason: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stop_sequence: Option<()>,
 }
 
 #[derive(Serialize)]
@@ -110,29 +114,36 @@ pub(super) async fn messages(
     headers: HeaderMap,
     body: Bytes,
 ) -> Response {
-    let checked = body::messages(&body, app.limits()).and_then(|request| body::check_rank(&headers).map(|()| request));
-    let request = match checked {
+    let request = match body::messages(&body, app.limits()) {
         Ok(request) => request,
-        Err(error) => return error.anthropic(),
+        Err(error) => return error.anthropic(app.version),
     };
     drop(body);
+    let rank = match app.ranks.asked_for(&headers) {
+        Ok(rank) => rank,
+        Err(error) if request.stream => {
+            return whole_stream(format!("event: error\ndata: {}\n\n", error.anthropic_event(app.version)));
+        }
+        Err(error) => return error.anthropic(app.version),
+    };
     let stream = request.stream;
-    let generation = Generation::start(&app.engine, app.block_size, request);
+    let generation = Generation::start(&app, rank, request);
     if stream {
-        return streamed(&app, ids, generation);
+        return streamed(&app, &ids, generation);
     }
     match generation.complete().await {
-        Ok((text, usage)) => {
+        Ok((tokens, usage)) => {
+            let (id, text) = (ids.chat_completion(), text::text_of(&tokens));
             let content = [Block { r#type: "text", text: &text }];
             let message = Message {
                 stop_reason: Some("max_tokens"),
                 stop_sequence: None,
                 usage: UsageJson::at_end(usage),
-                ..opening(&ids, &app.model, &content, usage)
+                ..opening(&id, &app.model, &content, usage)
             };
             super::json_response(StatusCode::OK, super::json(&message))
         }
-        Err(error) => error.anthropic(),
+        Err(error) => error.anthropic(app.version),
     }
 }
 
@@ -144,13 +155,13 @@ pub(super) async fn count_tokens(State(app): State<App>, body: Bytes) -> Respons
             let count = Count { input_tokens, context_management: OriginalCount { original_input_tokens } };
             super::json_response(StatusCode::OK, super::json(&count))
         }
-        Err(error) => error.anthropic(),
+        Err(error) => error.anthropic(app.version),
     }
 }
 
-fn opening<'a>(ids: &'a RequestIds, model: &'a str, content: &'a [Block<'a>], usage: Usage) -> Message<'a> {
+fn opening<'a>(id: &'a str, model: &'a str, content: &'a [Block<'a>], usage: Usage) -> Message<'a> {
     Message {
-        id: &ids.completion,
+        id,
         r#type: "message",
         role: "assistant",
         content,
@@ -161,19 +172,20 @@ fn opening<'a>(ids: &'a RequestIds, model: &'a str, content: &'a [Block<'a>], us
     }
 }
 
-fn streamed(app: &App, ids: RequestIds, generation: Generation) -> Response {
-    let model = app.model.clone();
+fn streamed(app: &App, ids: &RequestIds, generation: Generation) -> Response {
+    let (id, model, version) = (ids.chat_completion(), app.model.clone(), app.version);
     generation.stream(move |out, progress, usage| match progress {
         Progress::Token { text, first, .. } => {
             if first {
-                StreamEvent::MessageStart { message: opening(&ids, &model, &[], usage) }.write(out);
+                StreamEvent::MessageStart { message: opening(&id, &model, &[], usage) }.write(out);
                 StreamEvent::ContentBlockStart { content_block: Block { r#type: "text", text: "" }, index: 0 }.write(out);
             }
             StreamEvent::ContentBlockDelta { delta: Block { r#type: "text_delta", text: &text }, index: 0 }.write(out);
         }
         Progress::End => {
             StreamEvent::ContentBlockStop { index: 0 }.write(out);
-            let delta = StopDelta { stop_reason: "max_tokens" };
+            let stop_sequence = (version == Version::V0_32).then_some(());
+            let delta = StopDelta { stop_reason: "max_tokens", stop_sequence };
             StreamEvent::MessageDelta { delta, usage: UsageJson::at_end(usage) }.write(out);
             StreamEvent::MessageStop.write(out);
         }

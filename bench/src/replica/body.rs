@@ -1,8 +1,7 @@
-//! Request bodies: what the two dialects have in common, the checks that vLLM makes, and the prompt's tokens.
+//! Request bodies: what all endpoints have in common, the checks that vLLM makes, and the prompt's tokens of chats.
 
-use super::error::{ApiError, Location, Problem, python};
+use super::error::{ApiError, Location, Problem, PromptLength, python};
 use crate::text::Prompt;
-use axum::http::HeaderMap;
 use serde_json::{Map, Value};
 
 /// A generation request that has passed the checks.
@@ -15,6 +14,8 @@ pub(super) struct Generate {
     pub(super) include_usage: bool,
     /// `stream_options.continuous_usage_stats`.
     pub(super) continuous_usage: bool,
+    /// `return_token_ids`.
+    pub(super) return_token_ids: bool,
 }
 
 /// What this replica serves.
@@ -32,14 +33,15 @@ pub(super) fn chat(body: &[u8], limits: Limits<'_>) -> Result<Generate, ApiError
     let body = object(body)?;
     check(&body, &["messages"])?;
     let parameter = if integer(&body, "max_completion_tokens").is_some() { "max_completion_tokens" } else { "max_tokens" };
-    generate(&body, parameter, parameter, limits)
+    generate(&body, MaxTokens::named(parameter), Input::Text(prompt(&body)), limits)
 }
 
 /// A body of `/v1/messages`. vLLM turns it into a chat request, whose parameter's name appears in its errors.
 pub(super) fn messages(body: &[u8], limits: Limits<'_>) -> Result<Generate, ApiError> {
     let body = object(body)?;
     check(&body, &["model", "messages", "max_tokens"])?;
-    generate(&body, "max_tokens", "max_completion_tokens", limits)
+    let max_tokens = MaxTokens { field: "max_tokens", none: "max_completion_tokens", too_many: "max_completion_tokens" };
+    generate(&body, max_tokens, Input::Text(prompt(&body)), limits)
 }
 
 /// The prompt of a body of `/v1/messages/count_tokens`.
@@ -50,27 +52,60 @@ pub(super) fn count_tokens(body: &[u8], limits: Limits<'_>) -> Result<Vec<u32>, 
     Ok(prompt(&body))
 }
 
-/// The rank that a request asks for must be this endpoint's only one; what is not a number is ignored.
-pub(super) fn check_rank(headers: &HeaderMap) -> Result<(), ApiError> {
-    let rank = headers.get("x-data-parallel-rank").and_then(|value| value.to_str().ok()?.trim().parse().ok());
-    match rank {
-        Some(rank) if rank != 0 => Err(ApiError::Rank(rank)),
-        _ => Ok(()),
+/// Where a body says how long its answer may be, and what errors call it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct MaxTokens {
+    pub(super) field: &'static str,
+    /// If it is below 1.
+    pub(super) none: &'static str,
+    /// If it is more than the model's context.
+    pub(super) too_many: &'static str,
+}
+
+impl MaxTokens {
+    pub(super) fn named(field: &'static str) -> Self {
+        Self { field, none: field, too_many: field }
     }
 }
 
-fn generate(body: &Map<String, Value>, field: &str, parameter: &'static str, limits: Limits<'_>) -> Result<Generate, ApiError> {
+/// A prompt's tokens, and what they were made of.
+#[derive(Debug)]
+pub(super) enum Input {
+    Text(Vec<u32>),
+    Tokens(Vec<u32>),
+}
+
+impl Input {
+    pub(super) fn into_tokens(self) -> Vec<u32> {
+        match self {
+            Self::Text(tokens) | Self::Tokens(tokens) => tokens,
+        }
+    }
+}
+
+pub(super) fn generate(
+    body: &Map<String, Value>,
+    max_tokens: MaxTokens,
+    input: Input,
+    limits: Limits<'_>,
+) -> Result<Generate, ApiError> {
     check_model(body, limits)?;
     let max_model_len = limits.max_model_len;
-    let value = integer(body, field).unwrap_or(DEFAULT_MAX_TOKENS);
+    let value = integer(body, max_tokens.field).unwrap_or(DEFAULT_MAX_TOKENS);
     let max_tokens = match usize::try_from(value) {
-        Ok(0) | Err(_) => return Err(ApiError::NoTokens { parameter, value }),
-        Ok(tokens) if tokens > max_model_len => return Err(ApiError::TooManyTokens { parameter, value, max_model_len }),
+        Ok(0) | Err(_) => return Err(ApiError::NoTokens { parameter: max_tokens.none, value }),
+        Ok(tokens) if tokens > max_model_len => {
+            return Err(ApiError::TooManyTokens { parameter: max_tokens.too_many, value, max_model_len });
+        }
         Ok(tokens) => tokens,
     };
-    let prompt = prompt(body);
+    let length = match &input {
+        Input::Text(_) => PromptLength::AtLeast,
+        Input::Tokens(tokens) => PromptLength::Exactly(tokens.len()),
+    };
+    let prompt = input.into_tokens();
     if prompt.len() + max_tokens > max_model_len {
-        return Err(ApiError::PromptTooLong { max_tokens, max_model_len });
+        return Err(ApiError::PromptTooLong { max_tokens, prompt: length, max_model_len });
     }
     let flag = |value: Option<&Value>| value.and_then(Value::as_bool).unwrap_or(false);
     let option = |name| flag(body.get("stream_options").and_then(|options| options.get(name)));
@@ -80,12 +115,15 @@ fn generate(body: &Map<String, Value>, field: &str, parameter: &'static str, lim
         stream: flag(body.get("stream")),
         include_usage: option("include_usage"),
         continuous_usage: option("continuous_usage_stats"),
+        return_token_ids: flag(body.get("return_token_ids")),
     })
 }
 
-fn check_model(body: &Map<String, Value>, limits: Limits<'_>) -> Result<(), ApiError> {
+pub(super) fn check_model(body: &Map<String, Value>, limits: Limits<'_>) -> Result<(), ApiError> {
     match body.get("model").and_then(Value::as_str) {
-        Some(model) if model != limits.model => Err(ApiError::UnknownModel(model.to_owned())),
+        Some(asked) if asked != limits.model => {
+            Err(ApiError::UnknownModel { asked: asked.to_owned(), served: limits.model.to_owned() })
+        }
         _ => Ok(()),
     }
 }
@@ -94,7 +132,7 @@ fn integer(body: &Map<String, Value>, field: &str) -> Option<i64> {
     body.get(field).and_then(Value::as_i64)
 }
 
-fn object(body: &[u8]) -> Result<Map<String, Value>, ApiError> {
+pub(super) fn object(body: &[u8]) -> Result<Map<String, Value>, ApiError> {
     let problem =
         |kind, location, message, input, context| ApiError::Invalid(vec![Problem { kind, location, message, input, context }]);
     match serde_json::from_slice(body) {
@@ -119,16 +157,16 @@ fn object(body: &[u8]) -> Result<Map<String, Value>, ApiError> {
 }
 
 /// The required fields, and the type of those that have one here.
-fn check(body: &Map<String, Value>, required: &[&'static str]) -> Result<(), ApiError> {
+pub(super) fn check(body: &Map<String, Value>, required: &[&'static str]) -> Result<(), ApiError> {
     let problems: Vec<_> = required
         .iter()
         .filter_map(|&name| {
             let (kind, message, input) = match (name, body.get(name)) {
                 (_, None) => ("missing", "Field required", python(&Value::Object(body.clone()))),
-                ("messages", Some(Value::Array(_))) | ("model", Some(Value::String(_))) => return None,
+                ("messages" | "input", Some(Value::Array(_))) | ("model" | "input", Some(Value::String(_))) => return None,
                 ("max_tokens", Some(value)) if value.is_i64() => return None,
                 ("messages", Some(value)) => ("list_type", "Input should be a valid list", python(value)),
-                ("model", Some(value)) => ("string_type", "Input should be a valid string", python(value)),
+                ("model" | "input", Some(value)) => ("string_type", "Input should be a valid string", python(value)),
                 (_, Some(value)) => ("int_type", "Input should be a valid integer", python(value)),
             };
             Some(Problem { kind, location: Location::Field(name), message, input, context: None })
@@ -139,7 +177,7 @@ fn check(body: &Map<String, Value>, required: &[&'static str]) -> Result<(), Api
 
 /// The canonical prompt: the tools' definitions, Anthropic's `system` as a system turn, and the messages, so a conversation has the same
 /// tokens in both dialects.
-fn prompt(body: &Map<String, Value>) -> Vec<u32> {
+pub(super) fn prompt(body: &Map<String, Value>) -> Vec<u32> {
     let mut prompt = Prompt::default();
     if let Some(tools) = body.get("tools").filter(|tools| !tools.is_null()) {
         prompt.turn("tools", &tools.to_string());
@@ -159,7 +197,7 @@ fn prompt(body: &Map<String, Value>) -> Vec<u32> {
 }
 
 /// The text of a message's content: a string, or parts whose texts are joined. A part that is no text stands for itself as JSON.
-fn content(value: &Value) -> String {
+pub(super) fn content(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
         Value::Array(parts) => parts

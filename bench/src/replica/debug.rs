@@ -2,32 +2,47 @@
 
 use super::App;
 use axum::Json;
-use axum::body::Bytes;
+use axum::body::{Body, Bytes};
 use axum::extract::State;
+use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderMap, Method, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
+use futures_util::stream::{self, StreamExt};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::collections::VecDeque;
 use std::fmt::Write;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use tokio::sync::watch;
+use tokio::task::yield_now;
 
 /// Requests kept.
 const KEPT: usize = 256;
 
-/// How the generation endpoints misbehave.
+/// How the replica misbehaves, as `POST /debug/fault` takes it: `{"mode":"slow","delay_ms":500}`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(tag = "mode", rename_all = "kebab-case")]
 pub enum Fault {
     /// Not at all.
     #[default]
     None,
-    /// The request is read and never answered.
+    /// A generation request is read and never answered.
     Hang,
-    /// A 500 at once.
+    /// A generation request gets a 500 at once.
     Error500,
-    /// The connection (over HTTP/2, the stream) is closed without an answer.
+    /// The connection (over HTTP/2, the stream) is closed without an answer to a generation request.
     Reset,
+    /// A stream is cut behind its first token, and whatever else a generation endpoint answers is cut as with [`Fault::Reset`].
+    ResetMidStream,
+    /// Generation requests wait before they are worked on.
+    Slow {
+        /// How long, in milliseconds of real time.
+        delay_ms: u64,
+    },
+    /// The engines sleep, as after vLLM's `/sleep`: their metrics say so, requests wait, everything else answers.
+    Sleep,
+    /// As vLLM after SIGTERM: nobody can connect any more, and what is in flight stalls with its connection open. For good.
+    Stall,
 }
 
 /// A request as it was received.
@@ -53,6 +68,7 @@ pub(super) struct Cut;
 pub(super) struct Debug {
     received: Mutex<VecDeque<Received>>,
     fault: Mutex<Fault>,
+    stalled: watch::Sender<bool>,
 }
 
 impl Debug {
@@ -78,6 +94,11 @@ impl Debug {
     pub(super) fn fault(&self) -> Fault {
         *lock(&self.fault)
     }
+
+    /// Becomes true with [`Fault::Stall`].
+    pub(super) fn stalled(&self) -> watch::Receiver<bool> {
+        self.stalled.subscribe()
+    }
 }
 
 /// A panic elsewhere does not spoil what is kept here.
@@ -92,17 +113,36 @@ pub(super) async fn requests(State(app): State<App>) -> Json<Vec<Received>> {
 
 /// `POST /debug/fault`.
 pub(super) async fn set_fault(State(app): State<App>, body: Bytes) -> Response {
-    #[derive(Serialize, Deserialize)]
-    struct Mode {
-        mode: Fault,
-    }
-    match serde_json::from_slice::<Mode>(&body) {
-        Ok(mode) => {
-            *lock(&app.debug.fault) = mode.mode;
-            Json(mode).into_response()
-        }
+    let fault = match serde_json::from_slice(&body) {
+        Ok(fault) => fault,
         Err(error) => {
-            (StatusCode::BAD_REQUEST, format!("send {{\"mode\":\"none|hang|error500|reset\"}}: {error}\n")).into_response()
+            let modes = "none|hang|error500|reset|reset-mid-stream|slow|sleep|stall";
+            let message = format!("send {{\"mode\":\"{modes}\"}}, and \"delay_ms\" with slow: {error}\n");
+            return (StatusCode::BAD_REQUEST, message).into_response();
         }
+    };
+    *lock(&app.debug.fault) = fault;
+    app.ranks.sleep(matches!(fault, Fault::Sleep | Fault::Stall));
+    if fault == Fault::Stall {
+        app.debug.stalled.send_replace(true);
     }
+    Json(fault).into_response()
 }
+
+/// The beginning of an answer and then an error, which cuts its connection; None if it is no stream.
+pub(super) fn cut_mid_stream(response: Response) -> Option<Response> {
+    let is_stream = response.headers().get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"));
+    is_stream.then(|| {
+        // The server sends what it has when there is nothing more for the moment, and forgets it at an error.
+        let cut = async {
+            yield_now().await;
+            Err(axum::Error::new(CutShort))
+        };
+        response.map(|body| Body::from_stream(body.into_data_stream().take(1).chain(stream::once(cut))))
+    })
+}
+
+/// An answer, or its connection, is cut on purpose.
+#[derive(Debug, thiserror::Error)]
+#[error("cut on purpose")]
+pub(super) struct CutShort;

@@ -12,15 +12,22 @@ use tokio::time::{Instant, sleep_until};
 #[derive(Clone, Debug)]
 pub(super) struct Observed {
     pub(super) counters: Counters,
-    pub(super) gauges: Gauges,
+    /// As of its last step, which is when vLLM writes them; None before the first.
+    pub(super) gauges: Option<Gauges>,
+    pub(super) asleep: bool,
     /// In the model's seconds: real seconds times the speed.
     pub(super) time_to_first_token: Histogram,
     pub(super) e2e_latency: Histogram,
 }
 
 enum Command {
-    Submit { request: Request, events: mpsc::UnboundedSender<Event> },
+    Submit {
+        request: Request,
+        events: mpsc::UnboundedSender<Event>,
+    },
     Abort(RequestId),
+    /// No step begins while the engine is asleep; what is submitted waits.
+    Sleep(bool),
     Observe(oneshot::Sender<Observed>),
 }
 
@@ -46,6 +53,11 @@ impl EngineHandle {
         // If the task is gone, so is the sender, and the ticket's first event is None.
         let _ = self.commands.send(Command::Submit { request: request(id), events: sender });
         Ticket { id, events, commands: self.commands.clone() }
+    }
+
+    /// Puts the engine to sleep, or wakes it.
+    pub(super) fn sleep(&self, asleep: bool) {
+        let _ = self.commands.send(Command::Sleep(asleep));
     }
 
     /// The engine's metrics now; None if its task is gone.
@@ -81,6 +93,8 @@ pub(super) struct Driver {
     speed: f64,
     clients: HashMap<RequestId, Client>,
     commands: mpsc::UnboundedReceiver<Command>,
+    gauges: Option<Gauges>,
+    asleep: bool,
     time_to_first_token: Histogram,
     e2e_latency: Histogram,
 }
@@ -94,6 +108,8 @@ impl Driver {
             speed,
             clients: HashMap::new(),
             commands,
+            gauges: None,
+            asleep: false,
             time_to_first_token: Histogram::new(TTFT_BOUNDS),
             e2e_latency: Histogram::new(E2E_BOUNDS),
         };
@@ -107,7 +123,7 @@ impl Driver {
     pub(super) async fn run(mut self) {
         let mut step_end = Instant::now();
         loop {
-            let Some(duration) = self.engine.start_step() else {
+            let Some(duration) = (if self.asleep { None } else { self.engine.start_step() }) else {
                 let Some(command) = self.commands.recv().await else { return };
                 self.obey(command);
                 step_end = Instant::now();
@@ -137,13 +153,18 @@ impl Driver {
                 }
             }
             Command::Abort(id) => {
-                self.engine.abort(id);
+                // What was aborted takes part in no step any more, but vLLM makes an empty one to say so.
+                if self.engine.abort(id) && !self.asleep {
+                    self.gauges = Some(self.engine.gauges());
+                }
                 self.clients.remove(&id);
             }
+            Command::Sleep(asleep) => self.asleep = asleep,
             Command::Observe(reply) => {
                 let _ = reply.send(Observed {
                     counters: self.engine.counters(),
-                    gauges: self.engine.gauges(),
+                    gauges: self.gauges,
+                    asleep: self.asleep,
                     time_to_first_token: self.time_to_first_token.clone(),
                     e2e_latency: self.e2e_latency.clone(),
                 });
@@ -154,6 +175,7 @@ impl Driver {
     fn finish_step(&mut self) {
         let mut events = Vec::new();
         self.engine.finish_step(&mut events);
+        self.gauges = Some(self.engine.gauges());
         for event in events {
             let Some(client) = self.clients.get(&event.id()) else { continue };
             let latency = client.arrived.elapsed().as_secs_f64() * self.speed;
@@ -222,10 +244,34 @@ mod tests {
         let mut ticket = submit(&handle, 1000);
         ticket.next().await.unwrap();
         let before = Instant::now();
-        assert_eq!(handle.observe().await.unwrap().gauges.running, 1);
+        assert_eq!(handle.observe().await.unwrap().gauges.unwrap().running, 1);
         drop(ticket);
-        assert_eq!(handle.observe().await.unwrap().gauges, Gauges::default());
+        assert_eq!(handle.observe().await.unwrap().gauges, Some(Gauges::default()));
         assert_eq!(before.elapsed(), Duration::ZERO);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn gauges_are_those_of_the_last_step_and_there_are_none_before_it() {
+        let handle = start(1.0);
+        assert_eq!(handle.observe().await.unwrap().gauges, None);
+        let mut ticket = submit(&handle, 2);
+        assert_eq!(handle.observe().await.unwrap().gauges, None);
+        ticket.next().await.unwrap();
+        assert_eq!(handle.observe().await.unwrap().gauges.unwrap().running, 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_sleeping_engine_keeps_requests_waiting_and_its_gauges_as_they_were() {
+        let handle = start(1.0);
+        let mut ticket = submit(&handle, 1);
+        while ticket.next().await.is_some() {}
+        handle.sleep(true);
+        let mut ticket = submit(&handle, 1);
+        assert!(tokio::time::timeout(Duration::from_secs(3600), ticket.next()).await.is_err());
+        let observed = handle.observe().await.unwrap();
+        assert_eq!((observed.gauges, observed.asleep), (Some(Gauges::default()), true));
+        handle.sleep(false);
+        assert!(ticket.next().await.is_some());
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,5 +1,6 @@
-//! Errors as vLLM's two dialects word them. The texts are those of vLLM 0.26's answers.
+//! Errors as vLLM's two dialects word them. The texts are those of vLLM's answers.
 
+use super::version::Version;
 use axum::Json;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
@@ -13,17 +14,26 @@ pub(super) enum ApiError {
     /// The body is not what the schema says; at least one problem.
     Invalid(Vec<Problem>),
     /// A model that is not served here.
-    UnknownModel(String),
+    UnknownModel { asked: String, served: String },
     /// No tokens were asked for.
     NoTokens { parameter: &'static str, value: i64 },
     /// More output than the model's context has.
     TooManyTokens { parameter: &'static str, value: i64, max_model_len: usize },
     /// Prompt and output together are more than the model's context has.
-    PromptTooLong { max_tokens: usize, max_model_len: usize },
-    /// A rank that this endpoint does not have.
-    Rank(i64),
+    PromptTooLong { max_tokens: usize, prompt: PromptLength, max_model_len: usize },
+    /// A rank that this endpoint does not have; it has those from 0 below `ranks`.
+    Rank { rank: i64, ranks: usize },
     /// The engine is gone.
     Engine,
+}
+
+/// What vLLM knows of the length of a prompt that is too long.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum PromptLength {
+    /// It came as text, and vLLM stopped reading once it was too long.
+    AtLeast,
+    /// It came as tokens.
+    Exactly(usize),
 }
 
 /// One thing wrong with a body, as pydantic reports it.
@@ -73,7 +83,7 @@ struct AnthropicDetail<'a> {
 impl ApiError {
     fn status(&self) -> StatusCode {
         match self {
-            Self::UnknownModel(_) => StatusCode::NOT_FOUND,
+            Self::UnknownModel { .. } => StatusCode::NOT_FOUND,
             Self::Engine => StatusCode::INTERNAL_SERVER_ERROR,
             _ => StatusCode::BAD_REQUEST,
         }
@@ -82,7 +92,7 @@ impl ApiError {
     fn kind(&self) -> &'static str {
         match self {
             Self::Invalid(_) => "Bad Request",
-            Self::UnknownModel(_) => "NotFoundError",
+            Self::UnknownModel { .. } => "NotFoundError",
             Self::Engine => "InternalServerError",
             _ => "BadRequestError",
         }
@@ -94,63 +104,88 @@ impl ApiError {
                 Location::Field(name) => format!("body.{name}"),
                 Location::Offset(offset) => format!("body.{offset}"),
             }),
-            Self::UnknownModel(_) => Some("model".to_owned()),
+            Self::UnknownModel { .. } => Some("model".to_owned()),
             Self::NoTokens { parameter, .. } | Self::TooManyTokens { parameter, .. } => Some((*parameter).to_owned()),
             Self::PromptTooLong { .. } => Some("input_tokens".to_owned()),
-            Self::Rank(_) | Self::Engine => None,
+            Self::Rank { .. } | Self::Engine => None,
         }
     }
 
-    fn message(&self) -> String {
+    fn message(&self, version: Version) -> String {
         match self {
             Self::Invalid(problems) => validation_message(problems),
-            Self::UnknownModel(model) => format!("The model `{model}` does not exist."),
+            Self::UnknownModel { asked, served } => match version {
+                Version::V0_26 => format!("The model `{asked}` does not exist."),
+                Version::V0_32 => format!("The model `{asked}` does not exist. Valid aliases: {served}."),
+            },
             Self::NoTokens { parameter, value } => {
                 format!("{parameter} must be at least 1, got {value}. (parameter={parameter}, value={value})")
             }
-            Self::TooManyTokens { parameter, value, max_model_len } => format!(
-                "{parameter}={value} cannot be greater than max_model_len=max_total_tokens={max_model_len}. Please request fewer output \
-                 tokens. (parameter={parameter}, value={value})"
-            ),
-            Self::PromptTooLong { max_tokens, max_model_len } => {
-                // vLLM stops reading the prompt once it is too long, so it knows only the least that it has.
-                let (least, total) = (max_model_len + 1 - max_tokens, max_model_len + 1);
+            Self::TooManyTokens { parameter, value, max_model_len } => {
+                let limit = match version {
+                    Version::V0_26 => "max_model_len=max_total_tokens",
+                    Version::V0_32 => "max_model_len",
+                };
                 format!(
-                    "This model's maximum context length is {max_model_len} tokens. However, you requested {max_tokens} output tokens and \
-                     your prompt contains at least {least} input tokens, for a total of at least {total} tokens. Please reduce the length \
-                     of the input prompt or the number of requested output tokens. (parameter=input_tokens, value={least})"
+                    "{parameter}={value} cannot be greater than {limit}={max_model_len}. Please request fewer output tokens. \
+                     (parameter={parameter}, value={value})"
                 )
             }
-            Self::Rank(rank) => format!("data_parallel_rank {rank} is out of range [0, 1)."),
+            Self::PromptTooLong { max_tokens, prompt, max_model_len } => {
+                let (at_least, length) = match prompt {
+                    PromptLength::AtLeast => ("at least ", max_model_len + 1 - max_tokens),
+                    PromptLength::Exactly(length) => ("", *length),
+                };
+                format!(
+                    "This model's maximum context length is {max_model_len} tokens. However, you requested {max_tokens} output tokens and \
+                     your prompt contains {at_least}{length} input tokens, for a total of {at_least}{} tokens. Please reduce the length \
+                     of the input prompt or the number of requested output tokens. (parameter=input_tokens, value={length})",
+                    length + max_tokens
+                )
+            }
+            Self::Rank { rank, ranks } => format!("data_parallel_rank {rank} is out of range [0, {ranks})."),
             Self::Engine => "EngineCore encountered an issue. See stack trace (above) for the root cause.".to_owned(),
         }
     }
 
-    /// The body in OpenAI's form.
-    pub(super) fn openai_json(&self) -> String {
-        let (message, parameter) = (self.message(), self.parameter());
-        let detail =
-            OpenAiDetail { message: &message, r#type: self.kind(), param: parameter.as_deref(), code: self.status().as_u16() };
-        super::json(&OpenAiError { error: detail })
+    /// The answer on OpenAI's endpoints.
+    pub(super) fn openai(&self, version: Version) -> Response {
+        let (message, parameter) = (self.message(version), self.parameter());
+        let code = self.status().as_u16();
+        let detail = OpenAiDetail { message: &message, r#type: self.kind(), param: parameter.as_deref(), code };
+        super::json_response(self.status(), super::json(&OpenAiError { error: detail }))
     }
 
-    /// The answer on OpenAI's endpoints.
-    pub(super) fn openai(&self) -> Response {
-        super::json_response(self.status(), self.openai_json())
+    /// The data of an event that ends a stream of OpenAI's endpoints; with Python's spaces, which the answers have not.
+    pub(super) fn openai_event(&self, version: Version) -> String {
+        let (message, parameter) = (super::json(&self.message(version)), super::json(&self.parameter()));
+        let (kind, code) = (self.kind(), self.status().as_u16());
+        format!(r#"{{"error": {{"message": {message}, "type": "{kind}", "param": {parameter}, "code": {code}}}}}"#)
     }
 
     /// The answer on Anthropic's endpoints: schema errors have OpenAI's form there too, and vLLM 0.26 takes what the chat endpoint would
     /// refuse with a 400 for an error of its own.
-    pub(super) fn anthropic(&self) -> Response {
-        let (status, kind) = match self {
-            Self::Invalid(_) => return self.openai(),
-            Self::UnknownModel(_) => (self.status(), self.kind()),
-            _ => (StatusCode::INTERNAL_SERVER_ERROR, "internal_error"),
+    pub(super) fn anthropic(&self, version: Version) -> Response {
+        let (status, kind) = match (self, version) {
+            (Self::Invalid(_), _) => return self.openai(version),
+            (Self::UnknownModel { .. }, _) | (_, Version::V0_32) => (self.status(), self.kind()),
+            (_, Version::V0_26) => (StatusCode::INTERNAL_SERVER_ERROR, "internal_error"),
         };
-        let message = self.message();
-        let body = AnthropicError { r#type: "error", error: AnthropicDetail { r#type: kind, message: &message } };
-        super::json_response(status, super::json(&body))
+        super::json_response(status, anthropic_json(kind, &self.message(version)))
     }
+
+    /// The data of an `error` event, which ends a stream of Anthropic's endpoints. vLLM 0.26 takes the chat endpoint's error for a chunk
+    /// of the answer and complains about that.
+    pub(super) fn anthropic_event(&self, version: Version) -> String {
+        match version {
+            Version::V0_26 => anthropic_json("internal_error", "2 validation errors for ChatCompletionStreamResponse"),
+            Version::V0_32 => anthropic_json(self.kind(), &self.message(version)),
+        }
+    }
+}
+
+fn anthropic_json(kind: &str, message: &str) -> String {
+    super::json(&AnthropicError { r#type: "error", error: AnthropicDetail { r#type: kind, message } })
 }
 
 fn validation_message(problems: &[Problem]) -> String {

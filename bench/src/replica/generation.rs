@@ -1,25 +1,29 @@
-//! A request on its way through the engine, for both dialects.
+//! A request on its way through an engine, for all endpoints.
 
+use super::App;
 use super::body::Generate;
-use super::driver::{EngineHandle, Ticket};
+use super::driver::Ticket;
 use super::error::ApiError;
+use super::ranks::Placement;
 use crate::engine::{Event, FinishReason, Request};
 use crate::text;
 use axum::body::{Body, Bytes};
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
+use std::future::ready;
 use std::io;
 
 /// A request that was submitted, and what has come back of it.
 pub(super) struct Generation {
     ticket: Ticket,
+    _placement: Placement,
     output: Vec<u32>,
     block_size: usize,
     usage: Usage,
 }
 
-/// Tokens of a request, in the terms of both dialects.
+/// Tokens of a request, in the terms of all endpoints.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Usage {
     pub(super) prompt: usize,
@@ -33,19 +37,24 @@ pub(super) struct Usage {
 /// What a client is told of an event.
 pub(super) enum Progress {
     /// A token's text; the flags say whether it is the answer's first and last.
-    Token { text: String, first: bool, last: bool },
+    Token { text: String, token: u32, first: bool, last: bool },
     /// The end, after the last token.
     End,
 }
 
 impl Generation {
-    /// Submits a request. Its answer is always as long as asked for.
-    pub(super) fn start(engine: &EngineHandle, block_size: usize, request: Generate) -> Self {
+    /// Submits a request to the rank, or to the one that the balancer chooses. Its answer is always as long as asked for.
+    pub(super) fn start(app: &App, rank: Option<usize>, request: Generate) -> Self {
+        let placement = app.ranks.place(rank);
         let output = text::answer(&request.prompt, request.max_tokens);
         let usage = Usage { prompt: request.prompt.len(), output: 0, cached: 0, created: 0 };
-        let ticket =
-            engine.submit(|id| Request { id, prompt: request.prompt, output: output.clone(), reason: FinishReason::Length });
-        Self { ticket, output, block_size, usage }
+        let ticket = placement.engine().submit(|id| Request {
+            id,
+            prompt: request.prompt,
+            output: output.clone(),
+            reason: FinishReason::Length,
+        });
+        Self { ticket, _placement: placement, output, block_size: app.config.block_size, usage }
     }
 
     pub(super) fn usage(&self) -> Usage {
@@ -65,15 +74,15 @@ impl Generation {
         }
         let at = self.usage.output;
         self.usage.output += 1;
-        let text = text::text_of(self.output.get(at..=at).unwrap_or_default());
-        Some(Progress::Token { text, first: at == 0, last: at + 1 == self.output.len() })
+        let token = *self.output.get(at)?;
+        Some(Progress::Token { text: text::text_of(&[token]), token, first: at == 0, last: at + 1 == self.output.len() })
     }
 
-    /// Waits for the end: the whole answer and its usage.
-    pub(super) async fn complete(mut self) -> Result<(String, Usage), ApiError> {
+    /// Waits for the end: the whole answer's tokens and its usage.
+    pub(super) async fn complete(mut self) -> Result<(Vec<u32>, Usage), ApiError> {
         while let Some(progress) = self.next().await {
             if matches!(progress, Progress::End) {
-                return Ok((text::text_of(&self.output), self.usage));
+                return Ok((self.output, self.usage));
             }
         }
         Err(ApiError::Engine)
@@ -95,7 +104,12 @@ impl Generation {
     }
 }
 
+/// A stream of one piece, of which nobody knows the length before.
+pub(super) fn whole_stream(events: String) -> Response {
+    event_stream(Body::from_stream(stream::once(ready(Ok::<_, io::Error>(events)))))
+}
+
 /// An answer of server-sent events.
-pub(super) fn event_stream(body: Body) -> Response {
+fn event_stream(body: Body) -> Response {
     ([(CONTENT_TYPE, "text/event-stream; charset=utf-8")], body).into_response()
 }

@@ -9,19 +9,29 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub(super) struct RequestIds {
     /// Value of the answer's `x-request-id`: the client's own, or made up.
     pub(super) header: String,
-    /// The completion's `id`: after the client's `x-request-id` if it sent one.
-    pub(super) completion: String,
+    /// What the completion's `id` ends with: the client's `x-request-id` if it sent one.
+    completion: String,
 }
 
 impl RequestIds {
     pub(super) fn new(headers: &HeaderMap) -> Self {
         match headers.get("x-request-id").and_then(|value| value.to_str().ok()) {
-            Some(id) => Self { header: id.to_owned(), completion: format!("chatcmpl-{id}") },
+            Some(id) => Self { header: id.to_owned(), completion: id.to_owned() },
             None => {
                 let header = format!("{}{}", random_hex(), random_hex());
-                Self { header, completion: format!("chatcmpl-{}", random_hex()) }
+                Self { header, completion: random_hex() }
             }
         }
+    }
+
+    /// The `id` of a chat completion, and of a message.
+    pub(super) fn chat_completion(&self) -> String {
+        format!("chatcmpl-{}", self.completion)
+    }
+
+    /// The `id` of a text completion.
+    pub(super) fn text_completion(&self) -> String {
+        format!("cmpl-{}", self.completion)
     }
 }
 

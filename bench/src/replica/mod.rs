@@ -1,14 +1,20 @@
-//! The stand-in replica: the [engine model](crate::engine) in real time behind the HTTP endpoints and metrics of vLLM 0.26.
+//! The stand-in replica: the [engine model](crate::engine) in real time behind the HTTP endpoints and metrics of vLLM ([`Version`]).
 //!
-//! It answers `/v1/chat/completions`, `/v1/messages`, `/v1/messages/count_tokens`, `/v1/models`, `/health`, `/ping`, `/version` and
-//! `/metrics` over HTTP/1.1 and, with prior knowledge, HTTP/2. An answer has exactly the tokens asked for (`max_tokens`, 16 if left out),
-//! made from the prompt alone. Prompt token details are always on, as with vLLM's `--enable-prompt-tokens-details`.
+//! It answers `/v1/chat/completions`, `/v1/completions`, `/v1/responses`, `/v1/messages`, `/v1/messages/count_tokens`, `/tokenize`,
+//! `/v1/models`, `/health`, `/ping`, `/version` and `/metrics` over HTTP/1.1 and, with prior knowledge, HTTP/2. An answer has exactly the
+//! tokens asked for (`max_tokens`, 16 if left out), made from the prompt alone. Prompt token details and request id headers are always
+//! on, as with vLLM's `--enable-prompt-tokens-details` and `--enable-request-id-headers`.
+//!
+//! It can have several engines behind its one port, as vLLM's data-parallel ranks: `x-data-parallel-rank` names one by its local index,
+//! and without it vLLM's own [balancer](crate::balancer) chooses.
 //!
 //! Beyond vLLM, for tests of a proxy in front: `GET /debug/requests` shows the last requests (all but those to `/metrics` and `/debug/`),
-//! and `POST /debug/fault` makes the generation endpoints misbehave ([`Fault`]).
+//! and `POST /debug/fault` makes it misbehave ([`Fault`]).
 
 mod anthropic;
 mod body;
+mod chat;
+mod completions;
 mod debug;
 mod driver;
 mod error;
@@ -17,26 +23,33 @@ mod histogram;
 mod ids;
 mod metrics;
 mod openai;
+mod ranks;
+mod responses;
 mod routes;
+mod version;
 
 pub use debug::{Fault, Received};
+pub use version::Version;
 
-use crate::engine::{Engine, EngineConfig};
+use crate::balancer::BalancerKind;
+use crate::engine::EngineConfig;
 use anyhow::{Context, Result, ensure};
 use axum::body::Body;
 use axum::http::header::CONTENT_TYPE;
 use axum::http::{Response, StatusCode};
 use axum::response::IntoResponse;
-use driver::{Driver, EngineHandle};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
+use ranks::Ranks;
 use serde::Serialize;
 use std::net::SocketAddr;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tower::ServiceExt;
 
@@ -51,8 +64,17 @@ pub struct ReplicaConfig {
     pub speed: f64,
     /// Tokens a request may have, prompt and output; never more than the KV cache holds.
     pub max_model_len: usize,
-    /// The engine's settings.
+    /// Each engine's settings.
     pub engine: EngineConfig,
+    /// The version whose answers it gives.
+    pub version: Version,
+    /// Engines, at least 1: vLLM's data-parallel ranks of one endpoint.
+    pub ranks: usize,
+    /// The first engine's `engine` label in the metrics; the others count on from it. Above 0 on all but the first node of a deployment
+    /// whose nodes each balance their own ranks. The header has the local index all the same.
+    pub first_engine_label: usize,
+    /// How a rank is chosen for a request that names none; as the version does if there is none.
+    pub balancer: Option<BalancerKind>,
 }
 
 impl Default for ReplicaConfig {
@@ -63,6 +85,10 @@ impl Default for ReplicaConfig {
             speed: 1.0,
             max_model_len: 131_072,
             engine: EngineConfig::default(),
+            version: Version::default(),
+            ranks: 1,
+            first_engine_label: 0,
+            balancer: None,
         }
     }
 }
@@ -79,9 +105,11 @@ pub struct Replica {
 struct App {
     model: Arc<str>,
     max_model_len: usize,
-    block_size: usize,
     config: Arc<EngineConfig>,
-    engine: EngineHandle,
+    version: Version,
+    fingerprint: Arc<str>,
+    first_engine_label: usize,
+    ranks: Arc<Ranks>,
     debug: Arc<debug::Debug>,
     started_at: f64,
 }
@@ -98,7 +126,7 @@ impl Replica {
     /// # Errors
     /// Settings that make no sense, or an address that cannot be listened on.
     pub async fn start(config: ReplicaConfig) -> Result<Self> {
-        let ReplicaConfig { listen, model, speed, max_model_len, engine } = config;
+        let ReplicaConfig { listen, model, speed, max_model_len, engine, version, ranks, first_engine_label, balancer } = config;
         // Anyone who reaches the debug endpoints can read other clients' headers.
         ensure!(
             listen.ip().is_loopback(),
@@ -110,25 +138,28 @@ impl Replica {
             engine.max_num_seqs > 0 && engine.max_num_batched_tokens > 0,
             "max-num-seqs and max-num-batched-tokens must be above 0"
         );
+        ensure!(ranks > 0, "an endpoint has at least one rank: give 1 or more");
         let max_model_len = max_model_len.min(engine.max_request_tokens());
         ensure!(max_model_len > 1, "the KV cache or max-model-len has no room for a request: raise kv-tokens or max-model-len");
 
         let listener =
             TcpListener::bind(listen).await.with_context(|| format!("cannot listen on {listen}: is the port in use?"))?;
         let address = listener.local_addr().context("cannot read the listener's address")?;
-        let (driver, handle) = Driver::new(Engine::new(engine.clone()), speed);
+        let mut tasks = JoinSet::new();
+        let ranks = Ranks::start(&mut tasks, ranks, &engine, speed, balancer.unwrap_or(version.balancer()));
         let app = App {
             model: model.into(),
             max_model_len,
-            block_size: engine.block_size,
+            version,
+            fingerprint: fingerprint(version, ranks.len()).into(),
+            first_engine_label,
             config: Arc::new(engine),
-            engine: handle,
+            ranks,
             debug: Arc::default(),
             started_at: unix_time(),
         };
-        let mut tasks = JoinSet::new();
-        tasks.spawn(driver.run());
-        tasks.spawn(accept(listener, routes::router(app)));
+        let stalled = app.debug.stalled();
+        tasks.spawn(accept(listener, routes::router(app), stalled));
         Ok(Self { address, _tasks: tasks })
     }
 
@@ -143,22 +174,34 @@ impl Replica {
     }
 }
 
-/// Serves connections; those of an aborted task are cut with it.
-async fn accept(listener: TcpListener, router: axum::Router) {
+/// Serves connections; those of an aborted task are cut with it. When the replica stalls, the listener closes.
+async fn accept(listener: TcpListener, router: axum::Router, mut stalled: watch::Receiver<bool>) {
     let mut connections = JoinSet::new();
+    let stop = stalled.clone();
     loop {
         tokio::select! {
             accepted = listener.accept() => match accepted {
-                Ok((stream, _)) => drop(connections.spawn(serve(stream, router.clone()))),
+                Ok((stream, _)) => drop(connections.spawn(serve(stream, router.clone(), stop.clone()))),
                 // Out of file descriptors, or a connection that was gone before it was accepted: others may still come.
                 Err(_) => tokio::time::sleep(std::time::Duration::from_millis(10)).await,
             },
             Some(_) = connections.join_next() => {}
+            () = stall(&mut stalled) => break,
         }
+    }
+    drop(listener);
+    while connections.join_next().await.is_some() {}
+}
+
+/// Waits until it stalls.
+async fn stall(stalled: &mut watch::Receiver<bool>) {
+    // An error means that nobody can ask for it any more.
+    if stalled.wait_for(|stalled| *stalled).await.is_err() {
+        std::future::pending::<()>().await;
     }
 }
 
-async fn serve(stream: TcpStream, router: axum::Router) {
+async fn serve(stream: TcpStream, router: axum::Router, mut stalled: watch::Receiver<bool>) {
     // Tokens must leave when they are made.
     let _ = stream.set_nodelay(true);
     let service = service_fn(move |request: hyper::Request<Incoming>| {
@@ -166,17 +209,24 @@ async fn serve(stream: TcpStream, router: axum::Router) {
         async move {
             let response = router.oneshot(request.map(Body::new)).await.unwrap_or_else(|never| match never {});
             // An error from here makes hyper close without an answer.
-            if response.extensions().get::<debug::Cut>().is_some() { Err(CutShort) } else { Ok(response) }
+            if response.extensions().get::<debug::Cut>().is_some() { Err(debug::CutShort) } else { Ok(response) }
         }
     });
+    let server = auto::Builder::new(TokioExecutor::new());
+    let mut connection = pin!(server.serve_connection(TokioIo::new(stream), service));
     // An error is the client's leaving, or a cut that was asked for.
-    let _ = auto::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(stream), service).await;
+    tokio::select! {
+        _ = connection.as_mut() => return,
+        () = stall(&mut stalled) => connection.as_mut().graceful_shutdown(),
+    }
+    let _ = connection.await;
 }
 
-/// The connection is closed on purpose.
-#[derive(Debug, thiserror::Error)]
-#[error("closed without an answer")]
-struct CutShort;
+/// `system_fingerprint` of the answers: the version, how many ranks, and in vLLM a hash of the configuration.
+fn fingerprint(version: Version, ranks: usize) -> String {
+    let ranks = if ranks > 1 { format!("-dp{ranks}") } else { String::new() };
+    format!("vllm-{}{ranks}-homing00", version.number())
+}
 
 /// Seconds since 1970.
 fn unix_time() -> f64 {

@@ -4,7 +4,7 @@ use super::debug::{self, Cut, Fault};
 use super::error::{self, ApiError};
 use super::ids::{self, RequestIds};
 use super::metrics::{self, Exposition};
-use super::{App, anthropic, openai};
+use super::{App, anthropic, chat, completions, responses};
 use axum::Router;
 use axum::body::{Body, to_bytes};
 use axum::extract::{DefaultBodyLimit, Request, State};
@@ -15,22 +15,29 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use serde::Serialize;
 use std::future::pending;
+use std::time::Duration;
+use tokio::time::sleep;
 
 /// Bytes of a request's body that are accepted.
 const BODY_LIMIT: usize = 40 << 20;
 
 const CHAT: &str = "/v1/chat/completions";
 const MESSAGES: &str = "/v1/messages";
+const COMPLETIONS: &str = "/v1/completions";
+const RESPONSES: &str = "/v1/responses";
 
 pub(super) fn router(app: App) -> Router {
     Router::new()
-        .route(CHAT, post(openai::chat_completions))
+        .route(CHAT, post(chat::chat_completions))
+        .route(COMPLETIONS, post(completions::completions))
+        .route(RESPONSES, post(responses::responses))
+        .route("/tokenize", post(completions::tokenize))
         .route(MESSAGES, post(anthropic::messages))
         .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
         .route("/v1/models", get(models))
         .route("/health", get(|| async { StatusCode::OK }))
         .route("/ping", get(|| async { StatusCode::OK }).post(|| async { StatusCode::OK }))
-        .route("/version", get(|| async { super::json_response(StatusCode::OK, r#"{"version":"0.26.0"}"#.to_owned()) }))
+        .route("/version", get(version))
         .route("/metrics", get(exposition))
         .route("/debug/requests", get(debug::requests))
         .route("/debug/fault", post(debug::set_fault))
@@ -52,20 +59,21 @@ async fn every_request(State(app): State<App>, request: Request, next: Next) -> 
     if path != "/metrics" && !path.starts_with("/debug/") {
         app.debug.record(&parts.method, &parts.uri, &parts.headers, &body);
     }
-    let fault = if path == CHAT || path == MESSAGES { app.debug.fault() } else { Fault::None };
+    let generates = [CHAT, MESSAGES, COMPLETIONS, RESPONSES].contains(&path);
+    let fault = if generates { app.debug.fault() } else { Fault::None };
     let ids = RequestIds::new(&parts.headers);
+    parts.extensions.insert(ids.clone());
+    let answer = next.run(Request::from_parts(parts, Body::from(body)));
     let mut response = match fault {
-        Fault::None => {
-            parts.extensions.insert(ids.clone());
-            next.run(Request::from_parts(parts, Body::from(body))).await
+        Fault::None | Fault::Sleep | Fault::Stall => answer.await,
+        Fault::Slow { delay_ms } => {
+            sleep(Duration::from_millis(delay_ms)).await;
+            answer.await
         }
         Fault::Hang => pending().await,
-        Fault::Error500 => ApiError::Engine.openai(),
-        Fault::Reset => {
-            let mut response = Response::default();
-            response.extensions_mut().insert(Cut);
-            response
-        }
+        Fault::Error500 => ApiError::Engine.openai(app.version),
+        Fault::Reset => cut(),
+        Fault::ResetMidStream => debug::cut_mid_stream(answer.await).unwrap_or_else(cut),
     };
     let headers = response.headers_mut();
     headers.insert(SERVER, HeaderValue::from_static("uvicorn"));
@@ -76,10 +84,27 @@ async fn every_request(State(app): State<App>, request: Request, next: Next) -> 
     response
 }
 
+/// An answer that is never sent.
+fn cut() -> Response {
+    let mut response = Response::default();
+    response.extensions_mut().insert(Cut);
+    response
+}
+
+async fn version(State(app): State<App>) -> Response {
+    super::json_response(StatusCode::OK, format!(r#"{{"version":"{}"}}"#, app.version.number()))
+}
+
 async fn exposition(State(app): State<App>) -> Response {
-    let Some(observed) = app.engine.observe().await else { return ApiError::Engine.openai() };
-    let exposition =
-        Exposition { model: &app.model, config: &app.config, max_model_len: app.max_model_len, started_at: app.started_at };
+    let Some(observed) = app.ranks.observe().await else { return ApiError::Engine.openai(app.version) };
+    let exposition = Exposition {
+        version: app.version,
+        model: &app.model,
+        config: &app.config,
+        max_model_len: app.max_model_len,
+        first_engine: app.first_engine_label,
+        started_at: app.started_at,
+    };
     ([(CONTENT_TYPE, metrics::CONTENT_TYPE)], exposition.render(&observed)).into_response()
 }
 

@@ -22,7 +22,7 @@ async fn an_endpoint_that_is_not_there_is_counted_and_not_hammered() {
     // A port that was just free.
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let config = LoadConfig { duration: Duration::from_millis(300), ..LoadConfig::new(format!("http://127.0.0.1:{port}")) };
-    let report = load::run(LoadConfig { sessions: 2, ..config }).await.unwrap();
+    let report = load::run(LoadConfig { sessions: 2, speed: SPEED, ..config }).await.unwrap();
     assert_eq!(kinds(&report), ["connect"]);
     assert!((2..=8).contains(&report.errors["connect"]), "{report:?}");
     assert!(report.error_examples["connect"].contains("refused"), "{report:?}");

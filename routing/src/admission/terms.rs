@@ -66,11 +66,13 @@ impl Terms<'_> {
     pub(crate) fn yields(&self, set: &WorkingSet, place: &Place, tokens: u32) -> bool {
         let Some(room) = self.rooms.iter().find(|room| room.replica == place.replica) else { return false };
         let grown = self.own(tokens).saturating_sub(self.own(place.tokens));
-        let overfull = room.cache_tokens > 0 && self.used(set, place.replica).saturating_add(grown) > self.overfull(room.cache_tokens);
+        let overfull =
+            room.cache_tokens > 0 && self.used(set, place.replica).saturating_add(grown) > self.overfull(room.cache_tokens);
         let before = |other: &Place| (other.since_ms, other.digest) < (place.since_ms, place.digest);
-        let mut others = set.places.iter().filter(|other| {
-            other.replica == place.replica && other.digest != place.digest && self.is_active(other)
-        });
+        let mut others = set
+            .places
+            .iter()
+            .filter(|other| other.replica == place.replica && other.digest != place.digest && self.is_active(other));
         let Some(first) = others.next() else { return false };
         overfull && before(first) && others.all(before)
     }
@@ -138,7 +140,7 @@ impl Terms<'_> {
     }
 
     fn order(&self, waiting: &Waiting) -> u64 {
-        waiting.since_ms.saturating_add(if waiting.home.is_some() { 0 } else { NEW_WAITS_MS })
+        waiting.since_ms.saturating_add(if waiting.returns { 0 } else { NEW_WAITS_MS })
     }
 }
 

@@ -7,7 +7,7 @@ use crate::replica::ReplicaId;
 const LAYOUT: u8 = 1;
 const HEADER_BYTES: usize = 1 + 4 + 4;
 const PLACE_BYTES: usize = 8 + 8 + 8 + 8 + 4 + 2 + 2 + 1 + 1;
-const WAITING_BYTES: usize = 8 + 8 + 8 + 8 + 8 + 4;
+const WAITING_BYTES: usize = 8 + 8 + 8 + 8 + 8 + 4 + 1;
 
 /// The most places that are kept: those of 64 replicas with 64 conversations each.
 const MAX_PLACES: usize = 4096;
@@ -50,6 +50,8 @@ pub(crate) struct Waiting {
     pub(crate) seen_ms: u64,
     /// Its context.
     pub(crate) tokens: u32,
+    /// Whether it waits with those that return, rather than with new ones.
+    pub(crate) returns: bool,
 }
 
 /// A pool's places and line, as they were read.
@@ -123,6 +125,7 @@ impl WorkingSet {
             writer.u64(waiting.since_ms);
             writer.u64(waiting.seen_ms);
             writer.u32(waiting.tokens);
+            writer.u8(u8::from(waiting.returns));
         }
         bytes
     }
@@ -153,9 +156,72 @@ fn decode(bytes: &[u8]) -> Option<(Vec<Place>, Vec<Waiting>)> {
             since_ms: reader.u64()?,
             seen_ms: reader.u64()?,
             tokens: reader.u32()?,
+            returns: reader.u8()? != 0,
         })
     };
     let places = (0..places).map(|_| place(&mut reader)).collect::<Option<_>>()?;
     let waiting = (0..waiting).map(|_| in_line(&mut reader)).collect::<Option<_>>()?;
     reader.is_empty().then_some((places, waiting))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::host::MemoryHost;
+    use crate::testing::test;
+
+    const KEY: &str = "set";
+
+    fn any_place() -> impl Strategy<Value = Place> {
+        (any::<[u64; 4]>(), any::<u32>(), any::<[u16; 2]>(), any::<u8>(), any::<bool>()).prop_map(
+            |([digest, replica, since_ms, last_ms], tokens, [in_flight, turns], lane, is_conversation)| Place {
+                digest,
+                replica: ReplicaId(replica),
+                since_ms,
+                last_ms,
+                tokens,
+                in_flight,
+                turns,
+                lane,
+                is_conversation,
+            },
+        )
+    }
+
+    fn any_waiting() -> impl Strategy<Value = Waiting> {
+        (any::<[u64; 4]>(), prop::option::of(1_u64..), any::<u32>(), any::<bool>()).prop_map(
+            |([id, digest, since_ms, seen_ms], home, tokens, returns)| Waiting {
+                id,
+                digest,
+                home: home.map(ReplicaId),
+                since_ms,
+                seen_ms,
+                tokens,
+                returns,
+            },
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read(
+            places in prop::collection::vec(any_place(), 0..20),
+            waiting in prop::collection::vec(any_waiting(), 0..20),
+        ) {
+            let host = MemoryHost::default();
+            let set = WorkingSet { expected: Expected::Absent, places, waiting };
+            prop_assert!(set.store(&host, KEY).expect("room"));
+            let read = WorkingSet::open(&host, KEY).expect("a set");
+            prop_assert_eq!((read.places, read.waiting), (set.places, set.waiting));
+        }
+
+        #[test]
+        fn any_bytes_are_a_working_set(bytes: Vec<u8>) {
+            let host = MemoryHost::default();
+            host.write(KEY, &bytes, Expected::Anything).expect("room");
+            prop_assert!(WorkingSet::open(&host, KEY).is_ok());
+        }
+    }
 }

@@ -3,6 +3,8 @@
 use core::cell::Cell;
 use std::rc::Rc;
 
+use hashbrown::HashMap;
+
 use super::{Request, Router, TRIES, Verdict};
 use crate::admission::{Admission, Overflow, Place, Room, SMALL_TOKENS, Terms, Waiting, WorkingSet};
 use crate::host::{Host, HostError, MetricId};
@@ -54,13 +56,13 @@ impl<H: Host> Router<H> {
         // Places are given back by lane if this thread dies, so it needs one before its first place.
         self.take_lane()?;
         let Some((pool, admission)) = self.admitting(cluster) else { return Ok(None) };
-        let waiting = self.waiting(pool, request)?;
+        let mut waiting = self.waiting(pool, request)?;
         for _ in 0..MANY_TRIES {
             let Some((pool, _)) = self.admitting(cluster) else { return Ok(None) };
             let terms = pool.terms(self.now_ms);
             let mut set = WorkingSet::open(&self.host, &pool.working_set_key)?;
             terms.tidy(&mut set);
-            if let Some(replica) = self.enters(pool, &terms, &mut set, &admission, &waiting, Look::IsCalled)? {
+            if let Some(replica) = self.enters(pool, &terms, &mut set, &admission, &mut waiting, Look::IsCalled)? {
                 if set.store(&self.host, &pool.working_set_key)? {
                     return self.admitted(cluster, request, &waiting, replica).map(Some);
                 }
@@ -98,24 +100,28 @@ impl<H: Host> Router<H> {
     ///
     /// # Errors
     /// When the host refuses.
-    pub fn still_waiting<'a>(&mut self, held: impl Iterator<Item = &'a Held<H>> + Clone) -> Result<(), HostError>
+    pub fn still_waiting<'a>(&mut self, held: impl Iterator<Item = &'a Held<H>>) -> Result<(), HostError>
     where
         H: 'a,
     {
-        let Some(first) = held.clone().next() else { return Ok(()) };
-        let now_ms = self.host.now_ms();
-        let key = Rc::clone(&first.key);
-        for _ in 0..MANY_TRIES {
-            let mut set = WorkingSet::open(&self.host, &key)?;
-            for held in held.clone().filter(|held| held.key == key) {
-                match set.waiting.iter_mut().find(|waiting| waiting.id == held.waiting.id) {
-                    Some(waiting) => waiting.seen_ms = now_ms,
-                    // It was taken for a dead thread's: it goes back to where it was.
-                    None => set.waiting.push(Waiting { seen_ms: now_ms, ..held.waiting }),
+        let mut by_pool: HashMap<&str, Vec<&Waiting>> = HashMap::new();
+        for held in held {
+            by_pool.entry(&held.key).or_default().push(&held.waiting);
+        }
+        let seen_ms = self.host.now_ms();
+        for (key, held) in by_pool {
+            for _ in 0..MANY_TRIES {
+                let mut set = WorkingSet::open(&self.host, key)?;
+                for own in &held {
+                    match set.waiting.iter_mut().find(|waiting| waiting.id == own.id) {
+                        Some(waiting) => waiting.seen_ms = seen_ms,
+                        // It was taken for a dead thread's: it goes back to where it was.
+                        None => set.waiting.push(Waiting { seen_ms, ..**own }),
+                    }
                 }
-            }
-            if set.store(&self.host, &key)? {
-                break;
+                if set.store(&self.host, key)? {
+                    break;
+                }
             }
         }
         Ok(())
@@ -162,7 +168,8 @@ impl<H: Host> Router<H> {
                 held.leave();
                 return self.overflows(cluster, request, &held.waiting);
             }
-            let Some(replica) = self.enters(pool, &terms, &mut set, &admission, &held.waiting, look)? else { return Ok(None) };
+            let mut waiting = held.waiting;
+            let Some(replica) = self.enters(pool, &terms, &mut set, &admission, &mut waiting, look)? else { return Ok(None) };
             if set.store(&self.host, &pool.working_set_key)? {
                 held.has_left.set(true);
                 self.host.set(pool.held_requests, set.waiting.len() as u64)?;
@@ -183,6 +190,7 @@ impl<H: Host> Router<H> {
     /// What the request is as one in line.
     fn waiting(&self, pool: &Pool, request: &Request<'_>) -> Result<Waiting, HostError> {
         let home = request.conversation.map_or(Ok(None), |named| self.home_of(named.digest, super::seconds(self.now_ms)))?;
+        let home = home.filter(|home| pool.member(*home).is_some_and(|home| pool.is_ready(home)));
         let number = self.next_held.get().wrapping_add(1);
         self.next_held.set(number);
         // Unlike any other of this Envoy: threads differ in their lanes, and one thread's requests in their numbers.
@@ -191,7 +199,8 @@ impl<H: Host> Router<H> {
         Ok(Waiting {
             id,
             digest: request.conversation.map_or(id, |named| named.digest.0 as u64),
-            home: home.filter(|home| pool.member(*home).is_some_and(|home| pool.is_ready(home))),
+            home,
+            returns: home.is_some(),
             since_ms: self.now_ms,
             seen_ms: self.now_ms,
             tokens: pool.texts.tokens(request.bytes).saturating_add(pool.growth_tokens(request.bytes)),
@@ -206,7 +215,7 @@ impl<H: Host> Router<H> {
         terms: &Terms<'_>,
         set: &mut WorkingSet,
         admission: &Admission,
-        waiting: &Waiting,
+        waiting: &mut Waiting,
         look: Look,
     ) -> Result<Option<ReplicaId>, HostError> {
         let ready = |replica: ReplicaId| terms.rooms.iter().any(|room| room.replica == replica);
@@ -217,9 +226,12 @@ impl<H: Host> Router<H> {
         let active = known.filter(|place| terms.is_active(place) && ready(place.replica));
         let keeps = active.filter(|place| {
             let is_due = admission.turns > 0 && place.turns >= admission.turns && place.in_flight == 0;
-            let is_due = is_due && terms.is_wanted(set, waiting.digest);
-            let yields = place.in_flight == 0 && terms.yields(set, place, waiting.tokens);
-            look == Look::Overdue || !(is_due || yields)
+            if is_due && terms.is_wanted(set, waiting.digest) {
+                // It has had its turns: it waits with the new ones.
+                waiting.returns = false;
+                return look == Look::Overdue;
+            }
+            look == Look::Overdue || place.in_flight > 0 || !terms.yields(set, place, waiting.tokens)
         });
         if keeps.is_none() {
             // A place that is due, or was left, is no hindrance.
@@ -289,9 +301,10 @@ impl<H: Host> Router<H> {
             let Some((pool, _)) = self.admitting(cluster) else { return Ok(None) };
             let terms = pool.terms(self.now_ms);
             let mut set = WorkingSet::open(&self.host, &pool.working_set_key)?;
-            let Some(replica) = self.enters(pool, &terms, &mut set, &admission, waiting, Look::Overdue)? else { break };
+            let mut waiting = *waiting;
+            let Some(replica) = self.enters(pool, &terms, &mut set, &admission, &mut waiting, Look::Overdue)? else { break };
             if set.store(&self.host, &pool.working_set_key)? {
-                return self.admitted(cluster, request, waiting, replica).map(Some);
+                return self.admitted(cluster, request, &waiting, replica).map(Some);
             }
         }
         Ok(None)

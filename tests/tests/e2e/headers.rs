@@ -63,7 +63,8 @@ async fn a_client_may_name_a_replica_and_is_told_which_ones_there_are() -> Resul
 
 #[tokio::test(flavor = "multi_thread")]
 async fn ranks_of_one_endpoint_get_the_rank_header_and_calls_that_ignore_it_get_none() -> Result<()> {
-    let stack = fast_stack(StackOptions { replicas: 1, collector: false, ..StackOptions::default() }).await?;
+    let replica_args = vec!["--ranks".to_owned(), "2".to_owned()];
+    let stack = fast_stack(StackOptions { replicas: 1, replica_args, collector: false, ..StackOptions::default() }).await?;
     let address = stack.replicas[0].1;
     let report = |rank: u16, state: &str| {
         json!({ "replica": format!("{address}#{rank}"), "state": state, "running": 0, "waiting": 0, "kv_usage": 0.0,
@@ -104,9 +105,9 @@ async fn ranks_of_one_endpoint_get_the_rank_header_and_calls_that_ignore_it_get_
     assert_eq!(placed, [format!("{address}#0"), format!("{address}#1")]);
 
     let pinned = send(chat, &[("x-data-parallel-rank", "1")]).await?;
-    assert_eq!((pinned.outcome.as_str(), pinned.replica), ("pinned", format!("{address}#1")));
+    assert_eq!((pinned.status, pinned.outcome.as_str(), pinned.replica), (200, "pinned", format!("{address}#1")));
     assert_eq!(rank_received().await?.as_deref(), Some("1"));
-    // The stand-in has one rank and itself refuses another, as vLLM does; what the filter refuses reaches nobody.
+    // vLLM itself refuses a rank that it has not; what the filter refuses reaches nobody.
     let refused = async |rank: &str| -> Result<bool> {
         let before = received(address).await?.len();
         let turn = send(chat, &[("x-data-parallel-rank", rank)]).await?;

@@ -1,14 +1,15 @@
 //! End-to-end tests on real vLLM servers. They take minutes, so only `cargo xtask test --vllm` runs them.
 
+mod agreement;
 mod conversation;
+mod ranks;
 
 use std::net::SocketAddr;
 
 use anyhow::{Context, Result};
 use homing_tests::{Turn, all_given_back, eventually, tools};
-use reqwest::Client;
 use serde_json::{Value, json};
-use xtask::stack::{MODEL, ReplicaKind, Stack, StackOptions};
+use xtask::stack::{ReplicaKind, Stack, StackOptions};
 use xtask::vllm::Vllm;
 
 use self::conversation::Conversation;
@@ -20,12 +21,17 @@ async fn start(replicas: usize, args: &[&str]) -> Result<Stack> {
     Stack::start(tools, StackOptions { kind, replicas, replica_args, ..StackOptions::default() }).await
 }
 
-/// Prompt tokens that this engine took from its prefix cache, over all its ranks or those whose series have this label.
-async fn cache_hits(replica: SocketAddr, label: &str) -> Result<f64> {
+/// Prompt tokens that this engine counted, over all series that have these labels.
+async fn prompt_tokens(replica: SocketAddr, labels: &[&str]) -> Result<f64> {
     let text = reqwest::get(format!("http://{replica}/metrics")).await?.text().await?;
     let series = text.lines().filter(|line| line.starts_with("vllm:prompt_tokens_by_source_total{"));
-    let hits = series.filter(|line| line.contains("source=\"local_cache_hit\"") && line.contains(label));
-    hits.map(|line| line.rsplit_once(' ').context("a value")?.1.parse::<f64>().context("a number")).sum()
+    let series = series.filter(|line| labels.iter().all(|label| line.contains(label)));
+    series.map(|line| line.rsplit_once(' ').context("a value")?.1.parse::<f64>().context("a number")).sum()
+}
+
+/// Prompt tokens that this engine took from its prefix cache, over all its ranks or those whose series have this label.
+async fn cache_hits(replica: SocketAddr, label: &str) -> Result<f64> {
+    prompt_tokens(replica, &["source=\"local_cache_hit\"", label]).await
 }
 
 /// The collector's view of the replicas.
@@ -104,41 +110,5 @@ async fn turns_of_a_killed_server_succeed_elsewhere_and_the_conversation_moves()
     assert!(stayed.cached_tokens > 0, "{stayed:?}");
     let new = Conversation::new("new").turn(&stack).await?;
     assert_eq!((new.turn.outcome.as_str(), &new.turn.replica), ("placed", &home.replica));
-    all_given_back(&stack).await
-}
-
-#[tokio::test(flavor = "multi_thread")]
-#[ignore = "needs vLLM: cargo xtask test --vllm"]
-async fn every_rank_of_a_data_parallel_server_is_a_replica() -> Result<()> {
-    let stack = start(1, &["--data-parallel-size", "2"]).await?;
-    let server = stack.replicas[0].1;
-    let client = Client::new();
-    let mut homes = Vec::new();
-    for id in ["first", "second"] {
-        // Anthropic's API names the conversation in the body.
-        let text = format!("{id} is the name of this conversation. ").repeat(40);
-        let body = json!({
-            "model": MODEL, "max_tokens": 8, "metadata": { "user_id": format!("user_x_account__session_{id}") },
-            "messages": [{ "role": "user", "content": text }],
-        });
-        for outcome in ["placed", "sticky", "sticky", "sticky"] {
-            let response = client.post(format!("http://{}/v1/messages", stack.proxy)).json(&body).send().await?;
-            let turn = Turn::of(&response);
-            let answer: Value = response.json().await?;
-            assert_eq!((turn.status, turn.outcome.as_str()), (200, outcome), "{answer}");
-            let cached = answer["usage"]["cache_read_input_tokens"].as_u64().unwrap_or(0);
-            assert_eq!(cached > 0, outcome == "sticky", "{answer}");
-            if outcome == "placed" {
-                homes.push(turn.replica);
-            } else {
-                assert_eq!(Some(&turn.replica), homes.last());
-            }
-        }
-    }
-    homes.sort();
-    assert_eq!(homes, [format!("{server}#0"), format!("{server}#1")]);
-    for engine in ["engine=\"0\"", "engine=\"1\""] {
-        assert!(cache_hits(server, engine).await? > 0.0, "{engine} served no turn from its cache");
-    }
     all_given_back(&stack).await
 }

@@ -37,7 +37,13 @@ pub struct HomingOptions {
 
 impl Default for HomingOptions {
     fn default() -> Self {
-        Self { threshold: Limit::Auto, margin: Limit::Auto, turns_away: Settings::default().turns_away, admission: None, shared_tokens: None }
+        Self {
+            threshold: Limit::Auto,
+            margin: Limit::Auto,
+            turns_away: Settings::default().turns_away,
+            admission: None,
+            shared_tokens: None,
+        }
     }
 }
 
@@ -158,12 +164,8 @@ impl Policy for Homing {
             self.router.still_waiting(self.held.values().map(|in_line| &in_line.held)).expect("a host in memory refuses nothing");
         }
         let called = self.router.called(POOL.as_bytes()).expect("a host in memory refuses nothing");
-        let overdue: Vec<u64> = self
-            .held
-            .iter()
-            .filter(|(_, in_line)| now_ms - in_line.held.since_ms() >= max_wait_ms)
-            .map(|(id, _)| *id)
-            .collect();
+        let overdue: Vec<u64> =
+            self.held.iter().filter(|(_, in_line)| now_ms - in_line.held.since_ms() >= max_wait_ms).map(|(id, _)| *id).collect();
         for (id, is_overdue) in called.into_iter().map(|id| (id, false)).chain(overdue.into_iter().map(|id| (id, true))) {
             let Some(in_line) = self.held.get(&id) else { continue };
             let request = asked(&in_line.conversation, in_line.bytes);
