@@ -86,6 +86,8 @@ impl Line {
     }
 
     /// Sends on what may go, and what has waited for too long. With `says_so`, says of the others that they still wait.
+    ///
+    /// A thread asks for itself: Envoy lets none act on another's streams.
     pub(super) fn look(&self, router: &mut Router<Envoy>, says_so: bool) {
         let streams = self.all();
         let mut clusters: Vec<_> = streams.iter().map(|(_, in_line)| &in_line.head.cluster).collect();
@@ -111,12 +113,12 @@ impl Line {
                 let verdict = in_line.overdue(router);
                 self.release(*stream, in_line, verdict, router);
             }
-            let waiting = || of_pool().filter(|(stream, _)| self.has(*stream)).map(|(_, in_line)| &in_line.held);
-            if says_so && router.still_waiting(waiting()).is_err() {
-                router.count_error(ErrorKind::Host, 1);
-            }
         }
-        self.set_ticks(!self.all().is_empty(), router);
+        let still = self.all();
+        if says_so && router.still_waiting(still.iter().map(|(_, in_line)| &in_line.held)).is_err() {
+            router.count_error(ErrorKind::Host, 1);
+        }
+        self.set_ticks(!still.is_empty(), router);
     }
 
     /// Sends a stream on, or answers it, as if it had called itself.
