@@ -11,6 +11,7 @@ use homing_bench::replica::{Replica, ReplicaConfig, Version};
 use homing_bench::report::ReportArgs;
 use homing_bench::simulate::{self, HomingOptions, PolicyName, ReferenceRow, Simulation, SimulationReport};
 use homing_bench::workload::{Workload, WorkloadArgs, trace};
+use homing_routing::admission::Admission;
 use homing_routing::policy::Limit;
 use std::fs::File;
 use std::io::{self, BufWriter, IsTerminal, Write};
@@ -132,6 +133,18 @@ struct SimulateArgs {
     /// Turns in a row away after which a conversation moves.
     #[arg(long, default_value_t = HomingOptions::default().turns_away)]
     turns_away: u8,
+    /// Homing admits by working set.
+    #[arg(long)]
+    admission: bool,
+    /// With --admission: turns for which a session keeps its place while others wait; 0 is until it ends.
+    #[arg(long, default_value_t = 0)]
+    grant_turns: u16,
+    /// With --admission: seconds a request is held at most.
+    #[arg(long, default_value_t = 120)]
+    max_wait_s: u64,
+    /// With --admission: tokens that all sessions share; learned if not given.
+    #[arg(long)]
+    shared_tokens: Option<u32>,
     /// The first seed: sessions, and what policies leave to chance, depend on it alone.
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -166,7 +179,17 @@ fn simulate(args: &SimulateArgs) -> Result<()> {
                 sessions: *sessions,
                 workload: workload.clone(),
                 policy: *policy,
-                homing: HomingOptions { threshold: limit(args.threshold), margin: limit(args.margin), turns_away: args.turns_away },
+                homing: HomingOptions {
+                    threshold: limit(args.threshold),
+                    margin: limit(args.margin),
+                    turns_away: args.turns_away,
+                    admission: args.admission.then(|| Admission {
+                        turns: args.grant_turns,
+                        max_wait_ms: 1000 * args.max_wait_s,
+                        ..Admission::default()
+                    }),
+                    shared_tokens: args.shared_tokens,
+                },
                 duration: Duration::from_secs(60 * args.minutes),
                 seed: *seed,
                 network: Duration::ZERO,

@@ -7,6 +7,7 @@ mod pool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use homing_routing::estimate::Totals;
 use homing_routing::replica::ReplicaName;
 use homing_routing::sync::{PoolReport, SYNC_VERSION, SyncAnswer, SyncRequest};
 use tokio::sync::watch;
@@ -15,7 +16,7 @@ use tokio::time::Instant;
 pub use self::pool::{Pool, SharedEndpoint, Source, SourceState};
 use crate::config::{Config, EnvoyConfig};
 use crate::drain::{DrainedBy, Drains};
-use crate::endpoint::whole_ms;
+use crate::endpoint::{Replica, whole_ms};
 
 /// Every pool and every Envoy.
 #[derive(Debug)]
@@ -85,11 +86,37 @@ impl Fleet {
     ///
     /// A pool of which no replica was ever found, because its sources failed, is left out: an Envoy then keeps what it has.
     pub fn snapshot(&self, sequence: u64, now: Instant) -> SyncRequest {
-        let pools = self.pools.iter().filter(|pool| pool.is_known()).map(|pool| PoolReport {
-            cluster: pool.cluster.clone(),
-            replicas: pool.replicas(now).into_iter().map(|replica| replica.report).collect(),
+        let pools = self.pools.iter().filter(|pool| pool.is_known()).map(|pool| {
+            let replicas = pool.replicas(now);
+            let mut estimator = lock(&pool.estimator);
+            estimator.update(&self.totals(&pool.cluster, &replicas));
+            PoolReport {
+                cluster: pool.cluster.clone(),
+                bytes_per_token: estimator.bytes_per_token(),
+                shared_tokens: estimator.shared_tokens(),
+                replicas: replicas.into_iter().map(|replica| replica.report).collect(),
+            }
         });
         SyncRequest { version: SYNC_VERSION, generation: self.generation, sequence, pools: pools.collect() }
+    }
+
+    /// What the engines have read and the Envoys have sent them.
+    fn totals(&self, cluster: &str, replicas: &[Replica]) -> Totals {
+        let mut totals = Totals::default();
+        for metrics in replicas.iter().map(|replica| &replica.metrics) {
+            totals.prompt_tokens += metrics.prompt_tokens;
+            totals.cached_tokens += metrics.prompt_cache.map_or(0, |cache| cache.hits);
+        }
+        for envoy in &self.envoys {
+            let exchanges = envoy.exchanges();
+            let answers = exchanges.answer.iter().flat_map(|answer| &answer.pools).filter(|pool| pool.cluster == cluster);
+            for answer in answers {
+                totals.prompt_bytes += answer.prompt_bytes;
+                totals.repeated_bytes += answer.repeated_bytes;
+                totals.first_turns += answer.first_turns;
+            }
+        }
+        totals
     }
 
     /// Who drains this replica; for a name without a rank, who drains all that is behind its address.

@@ -2,16 +2,23 @@
 //!
 //! Envoy hands it over as protobuf; a `StringValue` with the same keys as JSON is read too.
 
+mod admission;
+#[cfg(test)]
+mod tests;
+mod values;
+
 use core::fmt;
 use core::time::Duration;
 
 use homing_routing::identity::{AlsoSource, Naming};
-use homing_routing::policy::{Limit, Policy};
+use homing_routing::policy::Policy;
 use homing_routing::replica::ReplicaName;
 use homing_routing::router::Settings;
 use prost::Message;
-use serde::de::{Deserializer, Error, Visitor};
 use serde::{Deserialize, Serialize};
+
+use admission::AdmissionFile;
+use values::{HashKey, LimitFile, Span, Whole};
 
 /// What one filter instance does.
 #[derive(Debug)]
@@ -91,7 +98,6 @@ struct PoolFile {
     #[serde(default)]
     replicas: Vec<ReplicaName>,
     #[serde(default)]
-    #[expect(dead_code, reason = "only `off` can be chosen, so there is nothing to read yet")]
     admission: AdmissionFile,
 }
 
@@ -122,37 +128,6 @@ impl Default for ConversationFile {
     }
 }
 
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct AdmissionFile {
-    #[serde(default)]
-    #[expect(dead_code, reason = "only `off` can be chosen, so there is nothing to read yet")]
-    mode: AdmissionMode,
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-enum AdmissionMode {
-    #[default]
-    Off,
-}
-
-impl<'de> Deserialize<'de> for AdmissionMode {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        #[derive(Deserialize)]
-        #[serde(untagged)]
-        enum Written {
-            Text(String),
-            // YAML 1.1 reads a bare `off` as false.
-            Flag(bool),
-        }
-        match Written::deserialize(deserializer)? {
-            Written::Text(text) if text == "off" => Ok(Self::Off),
-            Written::Flag(false) => Ok(Self::Off),
-            _ => Err(D::Error::custom("the only admission mode is `off`")),
-        }
-    }
-}
-
 mod defaults {
     use super::{Duration, Settings, Span, Whole};
 
@@ -174,83 +149,6 @@ mod defaults {
 
     pub(super) fn max_body_bytes() -> Whole {
         Whole(32 << 20)
-    }
-}
-
-/// A whole number. Envoy writes every number of a `Struct` as a double.
-#[derive(Clone, Copy, Debug)]
-struct Whole(u32);
-
-impl<'de> Deserialize<'de> for Whole {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let number = f64::deserialize(deserializer)?;
-        whole(number).map(Self).ok_or_else(|| D::Error::custom(format!("{number} is not a whole number from 0 to {}", u32::MAX)))
-    }
-}
-
-fn whole(number: f64) -> Option<u32> {
-    (number >= 0.0 && number <= f64::from(u32::MAX) && number.trunc() == number).then_some(number as u32)
-}
-
-/// A duration as people write it: `600s`, `10m`, `250ms`.
-#[derive(Clone, Copy, Debug)]
-struct Span(Duration);
-
-impl<'de> Deserialize<'de> for Span {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        humantime::parse_duration(&text)
-            .map(Self)
-            .map_err(|error| D::Error::custom(format!("`{text}` is not a duration such as 600s: {error}")))
-    }
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-struct HashKey([u8; 16]);
-
-impl<'de> Deserialize<'de> for HashKey {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        match text.as_str() {
-            "" => Ok(Self::default()),
-            text if text.len() == 32 && text.bytes().all(|digit| digit.is_ascii_hexdigit()) => {
-                u128::from_str_radix(text, 16).map(|key| Self(key.to_be_bytes())).map_err(D::Error::custom)
-            }
-            _ => Err(D::Error::custom("a hash key is 32 hex digits (16 bytes), the same on every Envoy of a fleet, or empty")),
-        }
-    }
-}
-
-#[derive(Clone, Copy, Debug)]
-struct LimitFile(Limit);
-
-impl Default for LimitFile {
-    fn default() -> Self {
-        Self(Limit::Auto)
-    }
-}
-
-impl<'de> Deserialize<'de> for LimitFile {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Written;
-        impl Visitor<'_> for Written {
-            type Value = Limit;
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("`auto` or a whole number")
-            }
-            fn visit_str<E: Error>(self, text: &str) -> Result<Limit, E> {
-                if text == "auto" { Ok(Limit::Auto) } else { Err(E::invalid_value(serde::de::Unexpected::Str(text), &self)) }
-            }
-            fn visit_u64<E: Error>(self, number: u64) -> Result<Limit, E> {
-                u32::try_from(number)
-                    .map(Limit::Fixed)
-                    .map_err(|_| E::invalid_value(serde::de::Unexpected::Unsigned(number), &self))
-            }
-            fn visit_f64<E: Error>(self, number: f64) -> Result<Limit, E> {
-                whole(number).map(Limit::Fixed).ok_or_else(|| E::invalid_value(serde::de::Unexpected::Float(number), &self))
-            }
-        }
-        deserializer.deserialize_any(Written).map(Self)
     }
 }
 
@@ -345,7 +243,7 @@ fn route(file: File) -> Result<RouteConfig, ConfigError> {
         if policies.iter().any(|policy| policy.cluster == pool.cluster) {
             return Err(ConfigError(format!("pools[{index}].cluster: `{}` stands twice", pool.cluster)));
         }
-        policies.push(policy(pool));
+        policies.push(policy(pool, index)?);
     }
     let settings = Settings {
         hash_key: file.hash_key.0,
@@ -357,8 +255,13 @@ fn route(file: File) -> Result<RouteConfig, ConfigError> {
     Ok(RouteConfig { debug_headers: file.debug_headers, max_body_bytes: file.max_body_bytes.0 as usize, settings, policies })
 }
 
-fn policy(pool: PoolFile) -> Policy {
-    Policy {
+fn policy(pool: PoolFile, index: usize) -> Result<Policy, ConfigError> {
+    let admission = pool.admission.read().map_err(|(key, why)| ConfigError(format!("pools[{index}].admission.{key}: {why}")))?;
+    if admission.is_some() && !pool.affinity {
+        return Err(ConfigError(format!("pools[{index}].admission.mode: `working_set` needs `affinity: true`")));
+    }
+    Ok(Policy {
+        admission,
         affinity: pool.affinity,
         spill_threshold: pool.spill_threshold.0,
         spill_margin: pool.spill_margin.0,
@@ -372,117 +275,5 @@ fn policy(pool: PoolFile) -> Policy {
         },
         replicas: pool.replicas,
         cluster: pool.cluster,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn refused(json: &str) -> String {
-        read(json.as_bytes()).expect_err("a refusal").to_string()
-    }
-
-    fn accepted(json: &str) -> RouteConfig {
-        match read(json.as_bytes()).expect("a configuration") {
-            Role::Route(config) => *config,
-            Role::Control(_) => panic!("a route role"),
-        }
-    }
-
-    #[test]
-    fn a_pool_needs_only_its_cluster() {
-        let config = accepted(r#"{"role":"route","pools":[{"cluster":"a"}]}"#);
-        assert_eq!(config.policies, [Policy::new("a")]);
-        assert_eq!(config.settings, Settings::default());
-        assert!(!config.debug_headers);
-    }
-
-    #[test]
-    fn a_struct_is_read_as_envoy_sends_it() {
-        use prost_types::value::Kind;
-        use prost_types::{ListValue, Struct, Value};
-        fn value(kind: Kind) -> Value {
-            Value { kind: Some(kind) }
-        }
-        fn fields(entries: &[(&str, Value)]) -> Struct {
-            Struct { fields: entries.iter().map(|(key, value)| ((*key).to_owned(), value.clone())).collect() }
-        }
-        let pool = fields(&[("cluster", value(Kind::StringValue("a".into()))), ("spill_threshold", value(Kind::NumberValue(8.0)))]);
-        let pools = ListValue { values: vec![value(Kind::StructValue(pool))] };
-        let config = fields(&[
-            ("role", value(Kind::StringValue("route".into()))),
-            ("debug_headers", value(Kind::BoolValue(true))),
-            ("pools", value(Kind::ListValue(pools))),
-        ]);
-        let Role::Route(config) = read(&config.encode_to_vec()).expect("a configuration") else { panic!("a route role") };
-        assert_eq!((config.debug_headers, config.policies[0].spill_threshold), (true, Limit::Fixed(8)));
-    }
-
-    #[test]
-    fn every_key_has_its_effect() {
-        let config = accepted(
-            r#"{"role":"route","debug_headers":true,"hash_key":"000102030405060708090a0b0c0d0e0f","max_conversations":1000.0,
-                "idle_timeout":"10m","snapshot_max_age":"2s","max_body_bytes":1024,"pools":[{"cluster":"a","affinity":false,
-                "spill_threshold":3,"spill_margin":2.0,"max_num_seqs":32,"client_pin":"deny",
-                "conversation":{"headers":["X-Mine"],"body":false,"fingerprint":false,"also":["user","x-tenant-id"]},
-                "replicas":["10.0.0.1:80","10.0.0.1:81#1"],"admission":{"mode":false}}]}"#,
-        );
-        assert_eq!(config.settings.hash_key, core::array::from_fn(|n| n as u8));
-        assert_eq!((config.settings.max_conversations, config.settings.idle_s), (1000, 600));
-        assert_eq!((config.settings.snapshot_max_age_ms, config.max_body_bytes), (2000, 1024));
-        let [policy] = config.policies.try_into().expect("one pool");
-        assert_eq!(
-            (policy.spill_threshold, policy.spill_margin, policy.max_num_seqs),
-            (Limit::Fixed(3), Limit::Fixed(2), Some(32))
-        );
-        assert_eq!(
-            (policy.affinity, policy.client_pin, policy.naming.body, policy.naming.fingerprint),
-            (false, false, false, false)
-        );
-        assert_eq!(
-            (policy.naming.headers, policy.naming.also),
-            (vec!["X-Mine".to_owned()], vec![AlsoSource::User, AlsoSource::XTenantId])
-        );
-        assert_eq!(policy.replicas.iter().map(ToString::to_string).collect::<Vec<_>>(), ["10.0.0.1:80", "10.0.0.1:81#1"]);
-    }
-
-    #[test]
-    fn a_refusal_names_the_key_and_what_it_may_be() {
-        let cases = [
-            (r#"{}"#, "role"),
-            (r#"{"role":"both"}"#, "role: unknown variant `both`, expected `route` or `control`"),
-            (r#"{"role":"route"}"#, "pools: name at least one"),
-            (r#"{"role":"route","pols":[]}"#, "unknown field `pols`"),
-            (r#"{"role":"route","pools":[{"cluster":"a","spil_margin":1}]}"#, "unknown field `spil_margin`"),
-            (r#"{"role":"route","pools":[{"cluster":"a","spill_threshold":"8"}]}"#, "pools[0].spill_threshold"),
-            (r#"{"role":"route","pools":[{"cluster":"a","spill_threshold":1.5}]}"#, "`auto` or a whole number"),
-            (r#"{"role":"route","pools":[{"cluster":"a","affinity":"yes"}]}"#, "pools[0].affinity"),
-            (r#"{"role":"route","pools":[{"cluster":"a"},{"cluster":"a"}]}"#, "pools[1].cluster: `a` stands twice"),
-            (
-                r#"{"role":"route","pools":[{"cluster":"a","replicas":["host:80"]}]}"#,
-                "pools[0].replicas[0]: `host:80` is not a replica",
-            ),
-            (r#"{"role":"route","idle_timeout":600,"pools":[{"cluster":"a"}]}"#, "idle_timeout"),
-            (r#"{"role":"route","idle_timeout":"soon","pools":[{"cluster":"a"}]}"#, "`soon` is not a duration such as 600s"),
-            (r#"{"role":"route","hash_key":"abc","pools":[{"cluster":"a"}]}"#, "32 hex digits"),
-            (r#"{"role":"route","max_conversations":0,"pools":[{"cluster":"a"}]}"#, "max_conversations"),
-            (r#"{"role":"control","pools":[{"cluster":"a"}]}"#, "pools: belongs to the filter with `role: route`"),
-            ("", "it is empty"),
-            ("not json", "neither a google.protobuf.Struct nor JSON"),
-        ];
-        for (json, expected) in cases {
-            let message = refused(json);
-            assert!(message.contains(expected), "{json} gave: {message}");
-        }
-    }
-
-    proptest::proptest! {
-        #[test]
-        fn any_bytes_are_a_configuration_or_refused(bytes: Vec<u8>, text in r#"[{}\[\]":,\\ 0-9.a-z_]{0,60}"#) {
-            let _ = read(&bytes);
-            let _ = read(text.as_bytes());
-            let _ = read(format!(r#"{{"role":"route","pools":[{{"cluster":"a",{text}"#).as_bytes());
-        }
-    }
+    })
 }

@@ -45,7 +45,7 @@ impl ControlStream {
 
     fn answer(&mut self, status: u32, body: &[u8]) -> Action {
         self.answered = true;
-        if Envoy.respond(status, "homing_control", body).is_err() {
+        if Envoy.respond(status, "homing_control", &[], body).is_err() {
             self.count(ErrorKind::Host);
         }
         Action::Pause

@@ -15,6 +15,7 @@ const CAS_MISMATCH: u32 = 8;
 /// A version no value has: a write that expects it succeeds only if the key does not exist, since Envoy then ignores it.
 const NO_VERSION: u32 = u32::MAX;
 
+const REQUEST: u32 = 0;
 const REQUEST_BODY: u32 = 0;
 const PLUGIN_CONFIGURATION: u32 = 7;
 
@@ -30,6 +31,8 @@ pub(crate) enum Map {
 unsafe extern "C" {
     fn proxy_get_current_time_nanoseconds(time: *mut u64) -> u32;
     fn proxy_set_tick_period_milliseconds(period: u32) -> u32;
+    fn proxy_set_effective_context(context: u32) -> u32;
+    fn proxy_continue_stream(stream: u32) -> u32;
     fn proxy_get_buffer_bytes(buffer: u32, start: usize, length: usize, data: *mut *mut u8, size: *mut usize) -> u32;
     fn proxy_get_header_map_pairs(map: u32, data: *mut *mut u8, size: *mut usize) -> u32;
     fn proxy_get_header_map_value(map: u32, key: *const u8, key_size: usize, data: *mut *mut u8, size: *mut usize) -> u32;
@@ -159,6 +162,18 @@ impl Envoy {
         check("set_tick_period", unsafe { proxy_set_tick_period_milliseconds(ms) })
     }
 
+    /// Makes the calls that follow in this callback those of another context.
+    pub(crate) fn set_effective_context(self, context: u32) -> Result<(), HostError> {
+        // SAFETY: no memory is shared.
+        check("set_effective_context", unsafe { proxy_set_effective_context(context) })
+    }
+
+    /// Goes on with a request that was paused, once this callback has ended.
+    pub(crate) fn resume_request(self) -> Result<(), HostError> {
+        // SAFETY: no memory is shared.
+        check("continue_stream", unsafe { proxy_continue_stream(REQUEST) })
+    }
+
     /// Every request header, in one call.
     pub(crate) fn request_headers(self) -> Result<Headers, HostError> {
         let bytes = buffer("get_header_map_pairs", |data, size| {
@@ -195,9 +210,9 @@ impl Envoy {
         })
     }
 
-    /// Answers the request in the replicas' place.
-    pub(crate) fn respond(self, status: u32, details: &str, body: &[u8]) -> Result<(), HostError> {
-        let headers = pairs(&[("content-type", "application/json")]);
+    /// Answers the request in the replicas' place, with JSON.
+    pub(crate) fn respond(self, status: u32, details: &str, headers: &[(&str, &str)], body: &[u8]) -> Result<(), HostError> {
+        let headers = pairs(&[&[("content-type", "application/json")], headers].concat());
         // SAFETY: everything passed outlives the call; -1 means no gRPC status.
         check("send_local_response", unsafe {
             proxy_send_local_response(

@@ -4,7 +4,6 @@ use core::cell::RefCell;
 use std::rc::Rc;
 
 use homing_routing::control::Control;
-use homing_routing::metric::ErrorKind;
 use homing_routing::router::Router;
 use proxy_wasm::traits::{Context, HttpContext, RootContext};
 use proxy_wasm::types::{ContextType, LogLevel};
@@ -12,19 +11,22 @@ use proxy_wasm::types::{ContextType, LogLevel};
 use crate::config::{self, Role};
 use crate::control::{ControlPlane, ControlStream};
 use crate::envoy::Envoy;
-use crate::route::{RouteStream, Routes};
-
-/// How often a thread looks whether it is its turn to count held conversations.
-const TICK_MS: u32 = 500;
+use crate::route::{Line, RouteStream, Routes, TICK_MS};
 
 proxy_wasm::main! {{
     proxy_wasm::set_log_level(LogLevel::Info);
-    proxy_wasm::set_root_context(|_| Box::new(Root::Unconfigured));
+    proxy_wasm::set_root_context(|context| Box::new(Root { context, role: Configured::No }));
 }}
 
 /// One configured instance of the filter on one thread.
-enum Root {
-    Unconfigured,
+struct Root {
+    /// Envoy's number for it.
+    context: u32,
+    role: Configured,
+}
+
+enum Configured {
+    No,
     Route(Rc<Routes>),
     Control(Rc<ControlPlane>),
 }
@@ -39,9 +41,9 @@ impl Context for Root {}
 
 impl RootContext for Root {
     fn on_configure(&mut self, _size: usize) -> bool {
-        match configured() {
-            Ok(root) => {
-                *self = root;
+        match configured(self.context) {
+            Ok(role) => {
+                self.role = role;
                 true
             }
             Err(error) => {
@@ -52,19 +54,16 @@ impl RootContext for Root {
     }
 
     fn on_tick(&mut self) {
-        if let Self::Route(routes) = self
-            && let Ok(mut router) = routes.router.try_borrow_mut()
-            && router.heal().and_then(|()| router.sweep(routes.serves.get())).is_err()
-        {
-            router.count_error(ErrorKind::Host, 1);
+        if let Configured::Route(routes) = &self.role {
+            routes.tick();
         }
     }
 
-    fn create_http_context(&self, _context_id: u32) -> Option<Box<dyn HttpContext>> {
-        Some(match self {
-            Self::Unconfigured => Box::new(PassStream),
-            Self::Route(routes) => Box::new(RouteStream::new(Rc::clone(routes))),
-            Self::Control(plane) => Box::new(ControlStream::new(Rc::clone(plane))),
+    fn create_http_context(&self, context: u32) -> Option<Box<dyn HttpContext>> {
+        Some(match &self.role {
+            Configured::No => Box::new(PassStream),
+            Configured::Route(routes) => Box::new(RouteStream::new(Rc::clone(routes), context)),
+            Configured::Control(plane) => Box::new(ControlStream::new(Rc::clone(plane))),
         })
     }
 
@@ -73,7 +72,7 @@ impl RootContext for Root {
     }
 }
 
-fn configured() -> Result<Root, Box<dyn core::error::Error>> {
+fn configured(context: u32) -> Result<Configured, Box<dyn core::error::Error>> {
     let version = env!("CARGO_PKG_VERSION");
     match config::read(&Envoy.configuration()?)? {
         Role::Route(config) => {
@@ -82,16 +81,18 @@ fn configured() -> Result<Root, Box<dyn core::error::Error>> {
             let table_kib = router.table().bytes() / 1024;
             Envoy.set_tick_period(TICK_MS)?;
             log::info!("homing {version}: routes {}; affinity table of {table_kib} KiB", pools.join(", "));
-            Ok(Root::Route(Rc::new(Routes {
+            Ok(Configured::Route(Rc::new(Routes {
                 router: RefCell::new(router),
                 debug_headers: config.debug_headers,
                 max_body_bytes: config.max_body_bytes,
                 serves: false.into(),
+                line: Line::new(context, TICK_MS),
+                signed_in_ms: 0.into(),
             })))
         }
         Role::Control(config) => {
             log::info!("homing {version}: takes snapshots{}", if config.token.is_empty() { " without a token" } else { "" });
-            Ok(Root::Control(Rc::new(ControlPlane { control: RefCell::new(Control::new(Envoy)), token: config.token })))
+            Ok(Configured::Control(Rc::new(ControlPlane { control: RefCell::new(Control::new(Envoy)), token: config.token })))
         }
     }
 }

@@ -34,7 +34,12 @@ fn router(replicas: usize) -> (MemoryHost, Router<MemoryHost>) {
         prefix_hit_rate: None,
         age_ms: Some(0),
     };
-    let pools = vec![PoolReport { cluster: POOL.into(), replicas: (0..replicas).map(report).collect() }];
+    let pools = vec![PoolReport {
+        cluster: POOL.into(),
+        bytes_per_token: None,
+        shared_tokens: None,
+        replicas: (0..replicas).map(report).collect(),
+    }];
     let request = SyncRequest { version: SYNC_VERSION, generation: 1, sequence: 1, pools };
     Control::new(host.clone()).exchange(&serde_json::to_vec(&request).expect("JSON")).expect("an exchange");
     (host, router)

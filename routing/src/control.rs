@@ -4,13 +4,14 @@ use core::fmt;
 
 use hashbrown::{HashMap, HashSet};
 
+use crate::admission::Texts;
 use crate::bindings;
 use crate::codec::{Reader, Writer};
 use crate::host::{Expected, Host, HostError, MetricId};
-use crate::metric::{ErrorKind, Metric};
+use crate::metric::{ErrorKind, Metric, PromptPart};
 use crate::outcome::Outcome;
 use crate::policy::Terms;
-use crate::pool::{Registry, in_flight, snapshot_key};
+use crate::pool::{Registry, define_prompts, in_flight, snapshot_key};
 use crate::replica::{ReplicaId, ReplicaName};
 use crate::since;
 use crate::snapshot::{Figures, Snapshot};
@@ -88,6 +89,7 @@ pub struct Control<H: Host> {
 #[derive(Debug)]
 struct KnownPool {
     version: MetricId,
+    prompts: [MetricId; PromptPart::ALL.len()],
     registry: Registry,
 }
 
@@ -151,7 +153,10 @@ impl<H: Host> Control<H> {
         let Self { host, pools, .. } = self;
         if !pools.contains_key(&report.cluster) {
             let version = host.define(&Metric::SnapshotVersion { pool: &report.cluster })?;
-            pools.insert(report.cluster.clone(), KnownPool { version, registry: Registry::default() });
+            pools.insert(
+                report.cluster.clone(),
+                KnownPool { version, prompts: define_prompts(host, &report.cluster)?, registry: Registry::default() },
+            );
         }
         let Some(pool) = pools.get_mut(&report.cluster) else {
             return Err(HostError { call: "pool", status: 0 });
@@ -162,7 +167,12 @@ impl<H: Host> Control<H> {
         let before = before.unwrap_or_default();
         let before: HashMap<ReplicaName, Figures> = before.replicas.into_iter().collect();
 
-        let mut snapshot = Snapshot { received_ms: host.now_ms(), replicas: Vec::with_capacity(report.replicas.len()) };
+        let known = Texts::default();
+        let texts = Texts {
+            bytes_per_token: report.bytes_per_token.unwrap_or(known.bytes_per_token),
+            shared_tokens: report.shared_tokens.unwrap_or(known.shared_tokens),
+        };
+        let mut snapshot = Snapshot { received_ms: host.now_ms(), texts, replicas: Vec::with_capacity(report.replicas.len()) };
         let mut answers = Vec::with_capacity(report.replicas.len());
         for reported in &report.replicas {
             let replica = pool.registry.replica(host, &report.cluster, &reported.replica)?;
@@ -194,12 +204,16 @@ impl<H: Host> Control<H> {
         }
         host.write(&key, &snapshot.encode(), Expected::Anything)?;
         host.add(pool.version, 1)?;
+        let [prompt_bytes, repeated_bytes, first_turns] = pool.prompts;
         Ok(PoolAnswer {
             cluster: report.cluster.clone(),
             affinity: terms.affinity,
             spill_threshold_auto: Some(terms.threshold_is_auto()),
             spill_margin_auto: Some(terms.margin_is_auto()),
             snapshot_age_ms,
+            prompt_bytes: host.value(prompt_bytes)?,
+            repeated_bytes: host.value(repeated_bytes)?,
+            first_turns: host.value(first_turns)?,
             replicas: answers,
         })
     }
@@ -276,6 +290,9 @@ fn check(request: &SyncRequest) -> Result<(), SyncError> {
         }
         if pool.replicas.len() > MAX_REPLICAS {
             return Err(SyncError::Invalid(format!("the pool `{cluster}` has more than {MAX_REPLICAS} replicas")));
+        }
+        if pool.bytes_per_token.is_some_and(|bytes| !(0.25..=64.0).contains(&bytes)) {
+            return Err(SyncError::Invalid(format!("the bytes per token of the pool `{cluster}` are not between 0.25 and 64")));
         }
         let mut names = HashSet::new();
         for replica in &pool.replicas {

@@ -23,9 +23,11 @@
         clippy::arithmetic_side_effects
     )
 )]
+pub mod admission;
 mod bindings;
 mod codec;
 pub mod control;
+pub mod estimate;
 pub mod host;
 pub mod identity;
 mod lanes;

@@ -67,6 +67,38 @@ pub enum Metric<'a> {
         /// The pool's cluster.
         pool: &'a str,
     },
+    /// Requests held at the gateway. A gauge.
+    HeldRequests {
+        /// The pool's cluster.
+        pool: &'a str,
+    },
+    /// What admission did. A counter.
+    Admission {
+        /// The pool's cluster.
+        pool: &'a str,
+        /// What happened.
+        event: AdmissionEvent,
+    },
+    /// Milliseconds that requests were held before they were sent, all together. A counter.
+    AdmissionWait {
+        /// The pool's cluster.
+        pool: &'a str,
+    },
+    /// Tokens of context of the conversations that are active at a replica. A gauge.
+    ActiveContext {
+        /// The pool's cluster.
+        pool: &'a str,
+        /// The replica.
+        replica: &'a str,
+    },
+    /// Of the requests that were served: their bodies' bytes; those of them that the replica had read before; and requests of which it had
+    /// read nothing. Counters.
+    Prompts {
+        /// The pool's cluster.
+        pool: &'a str,
+        /// Which of the three.
+        part: PromptPart,
+    },
     /// Things that should not happen. A counter.
     Errors {
         /// What happened.
@@ -87,6 +119,58 @@ pub enum MetricKind {
     Counter,
     /// Goes up and down.
     Gauge,
+}
+
+/// What is counted of prompts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PromptPart {
+    /// Bytes.
+    Bytes,
+    /// Bytes that the replica had read before.
+    RepeatedBytes,
+    /// Requests of which the replica had read nothing.
+    FirstTurns,
+}
+
+impl PromptPart {
+    /// Every part.
+    pub const ALL: [Self; 3] = [Self::Bytes, Self::RepeatedBytes, Self::FirstTurns];
+
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Bytes => "prompt_bytes",
+            Self::RepeatedBytes => "repeated_prompt_bytes",
+            Self::FirstTurns => "first_turns",
+        }
+    }
+}
+
+/// What admission did with a request, each counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AdmissionEvent {
+    /// It did not fit and was held.
+    Held,
+    /// It was sent after having been held.
+    Admitted,
+    /// It was sent although it did not fit: the line was full, or it had waited for too long.
+    Overdue,
+    /// It was answered with a 429 for the same reasons.
+    Rejected,
+}
+
+impl AdmissionEvent {
+    /// Every event.
+    pub const ALL: [Self; 4] = [Self::Held, Self::Admitted, Self::Overdue, Self::Rejected];
+
+    /// The label's value.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Held => "held",
+            Self::Admitted => "admitted",
+            Self::Overdue => "overdue",
+            Self::Rejected => "rejected",
+        }
+    }
 }
 
 /// Things that should not happen, each counted.
@@ -130,12 +214,18 @@ impl Metric<'_> {
     /// Whether it counts up or is set.
     pub fn kind(&self) -> MetricKind {
         match self {
-            Self::Requests { .. } | Self::Errors { .. } => MetricKind::Counter,
+            Self::Requests { .. }
+            | Self::Errors { .. }
+            | Self::Admission { .. }
+            | Self::AdmissionWait { .. }
+            | Self::Prompts { .. } => MetricKind::Counter,
             Self::InFlight { .. }
             | Self::LaneInFlight { .. }
             | Self::Held { .. }
             | Self::Recent { .. }
             | Self::RecentContext { .. }
+            | Self::HeldRequests { .. }
+            | Self::ActiveContext { .. }
             | Self::SnapshotAge { .. }
             | Self::SnapshotVersion { .. } => MetricKind::Gauge,
         }
@@ -157,6 +247,13 @@ impl fmt::Display for Metric<'_> {
             Self::RecentContext { pool, replica } => write!(f, "homing_recent_context_bytes;pool={pool};replica={replica}"),
             Self::SnapshotAge { pool } => write!(f, "homing_snapshot_age_seconds;pool={pool}"),
             Self::SnapshotVersion { pool } => write!(f, "homing_snapshot_version;pool={pool}"),
+            Self::HeldRequests { pool } => write!(f, "homing_held_requests;pool={pool}"),
+            Self::Admission { pool, event } => write!(f, "homing_admission_total;pool={pool};event={}", event.as_str()),
+            Self::AdmissionWait { pool } => write!(f, "homing_admission_wait_ms_total;pool={pool}"),
+            Self::Prompts { pool, part } => write!(f, "homing_{}_total;pool={pool}", part.as_str()),
+            Self::ActiveContext { pool, replica } => {
+                write!(f, "homing_active_context_tokens;pool={pool};replica={replica}")
+            }
             Self::Errors { kind } => write!(f, "homing_errors_total;kind={}", kind.as_str()),
         }
     }

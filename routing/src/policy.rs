@@ -1,5 +1,6 @@
 //! What the operator decides for one pool.
 
+use crate::admission::Admission;
 use crate::codec::{Reader, Writer};
 use crate::host::{Expected, Host, HostError};
 use crate::identity::Naming;
@@ -24,6 +25,8 @@ pub struct Policy {
     pub max_num_seqs: Option<u32>,
     /// Whether a client may name the replica itself.
     pub client_pin: bool,
+    /// Whether only as many conversations are admitted as the caches hold.
+    pub admission: Option<Admission>,
     /// What names a conversation.
     pub naming: Naming,
     /// The replicas until a snapshot names them, and for good without a collector.
@@ -49,6 +52,7 @@ impl Policy {
             spill_margin: Limit::Auto,
             max_num_seqs: None,
             client_pin: true,
+            admission: None,
             naming: Naming::default(),
             replicas: Vec::new(),
         }

@@ -1,14 +1,15 @@
 //! A pool as one thread sees it: its policy, its replicas and their load.
 
-use core::cell::Cell;
+use core::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use hashbrown::HashMap;
 
+use crate::admission::{self, Room, Terms, Texts, ThinkTimes};
 use crate::host::{Host, HostError, MetricId};
 use crate::identity::Namer;
 use crate::ledger::{Ledger, ledger_key};
-use crate::metric::{Metric, NO_REPLICA, OTHER_REPLICA};
+use crate::metric::{AdmissionEvent, Metric, NO_REPLICA, OTHER_REPLICA, PromptPart};
 use crate::outcome::Outcome;
 use crate::policy::Policy;
 use crate::replica::{ReplicaId, ReplicaName};
@@ -182,6 +183,25 @@ pub(crate) fn in_flight(host: &impl Host, gauge: MetricId) -> Result<u64, HostEr
     Ok(u64::try_from(host.value(gauge)?.cast_signed()).unwrap_or(0))
 }
 
+fn define_events(host: &impl Host, pool: &str) -> Result<[MetricId; AdmissionEvent::ALL.len()], HostError> {
+    let mut events = [MetricId(0); AdmissionEvent::ALL.len()];
+    for (id, event) in events.iter_mut().zip(AdmissionEvent::ALL) {
+        *id = host.define(&Metric::Admission { pool, event })?;
+    }
+    Ok(events)
+}
+
+pub(crate) fn define_prompts(host: &impl Host, pool: &str) -> Result<[MetricId; PromptPart::ALL.len()], HostError> {
+    let mut prompts = [MetricId(0); PromptPart::ALL.len()];
+    for (id, part) in prompts.iter_mut().zip(PromptPart::ALL) {
+        *id = host.define(&Metric::Prompts { pool, part })?;
+    }
+    Ok(prompts)
+}
+
+/// Tokens that a context is given to grow: an answer, and what it adds.
+const GROWTH_TOKENS: u32 = 512;
+
 /// A pool as one thread sees it.
 #[derive(Debug)]
 pub struct Pool {
@@ -206,6 +226,15 @@ pub struct Pool {
     version: MetricId,
     version_read: Option<u64>,
     received_ms: Option<u64>,
+    /// What admission needs: the working set's key, what is known of the pool's texts, the replicas that take turns, think times.
+    pub(crate) working_set_key: Rc<str>,
+    pub(crate) texts: Texts,
+    rooms: Vec<Room>,
+    pub(crate) think: RefCell<ThinkTimes>,
+    pub(crate) held_requests: MetricId,
+    admission_events: [MetricId; AdmissionEvent::ALL.len()],
+    admission_wait: MetricId,
+    prompts: [MetricId; PromptPart::ALL.len()],
 }
 
 impl Pool {
@@ -227,6 +256,14 @@ impl Pool {
             version,
             version_read: None,
             received_ms: None,
+            working_set_key: Rc::from(admission::key(&policy.cluster)),
+            texts: Texts::default(),
+            rooms: Vec::new(),
+            think: RefCell::default(),
+            held_requests: host.define(&Metric::HeldRequests { pool: &policy.cluster })?,
+            admission_events: define_events(host, &policy.cluster)?,
+            admission_wait: host.define(&Metric::AdmissionWait { pool: &policy.cluster })?,
+            prompts: define_prompts(host, &policy.cluster)?,
             policy,
         };
         let configured: Vec<_> = pool.policy.replicas.iter().map(|name| (*name, Figures::default())).collect();
@@ -241,13 +278,14 @@ impl Pool {
             let is_stale = self.snapshot_age_ms(now_ms).is_some_and(|age_ms| age_ms > STALE_MS);
             if is_stale != self.is_stale {
                 self.is_stale = is_stale;
-                self.has_ready = self.members.iter().any(|member| self.is_ready(member));
+                self.find_ready();
             }
             return Ok(());
         }
         self.is_stale = false;
         let stored = host.read(&snapshot_key(&self.policy.cluster))?;
         if let Some(snapshot) = stored.and_then(|stored| Snapshot::decode(&stored.bytes)) {
+            self.texts = snapshot.texts;
             self.set_members(host, &snapshot.replicas)?;
             self.received_ms = Some(snapshot.received_ms);
         }
@@ -263,10 +301,46 @@ impl Pool {
             Ok(Member { replica: self.registry.replica(host, cluster, name)?, endpoint, figures: *figures })
         };
         self.members = replicas.iter().map(member).collect::<Result<_, _>>()?;
-        self.has_ready = self.members.iter().any(|member| self.is_ready(member));
+        self.find_ready();
         self.has_ranks = self.members.iter().any(|member| member.endpoint.is_some());
         self.places = self.members.iter().enumerate().map(|(place, member)| (member.replica.id, place)).collect();
         Ok(())
+    }
+
+    fn find_ready(&mut self) {
+        let room = |member: &Member| Room { replica: member.replica.id, cache_tokens: member.figures.cache_tokens };
+        self.rooms = self.members.iter().filter(|member| self.is_ready(member)).map(room).collect();
+        self.has_ready = !self.rooms.is_empty();
+    }
+
+    /// The rules of admission now.
+    pub(crate) fn terms(&self, now_ms: u64) -> Terms<'_> {
+        let grace_ms = self.think.try_borrow().map_or(0, |think| think.grace_ms());
+        Terms { now_ms, grace_ms, shared_tokens: self.texts.shared_tokens, rooms: &self.rooms }
+    }
+
+    /// What a context of this size is given to grow: the answer, and the turns to come.
+    pub(crate) fn growth_tokens(&self, _bytes: u32) -> u32 {
+        GROWTH_TOKENS
+    }
+
+    pub(crate) fn count_admission(&self, host: &impl Host, event: AdmissionEvent) -> Result<(), HostError> {
+        self.admission_events.get(event as usize).map_or(Ok(()), |counter| host.add(*counter, 1))
+    }
+
+    /// Counts a request's prompt that was served: its bytes, and how many of them the replica had read before.
+    pub(crate) fn count_prompt(&self, host: &impl Host, bytes: u32, repeated: u32) -> Result<(), HostError> {
+        let [all, again, first] = self.prompts;
+        // Counters take only positive amounts.
+        if bytes > 0 {
+            host.add(all, bytes.into())?;
+        }
+        if repeated > 0 { host.add(again, repeated.into()) } else { host.add(first, 1) }
+    }
+
+    pub(crate) fn count_wait(&self, host: &impl Host, ms: u64) -> Result<(), HostError> {
+        // Counters take only positive amounts.
+        if ms == 0 { Ok(()) } else { host.add(self.admission_wait, i64::try_from(ms).unwrap_or(i64::MAX)) }
     }
 
     /// The replicas of the newest snapshot this thread has read.

@@ -1,5 +1,6 @@
 //! The decision: which replica a request goes to, and what is learned from where it went.
 
+mod admit;
 mod choose;
 mod heal;
 mod learn;
@@ -21,6 +22,7 @@ use crate::pool::{Pool, Replica};
 use crate::replica::{ReplicaId, ReplicaName};
 use crate::since;
 use crate::table::{Entry, Table};
+pub use admit::Held;
 use ticket::Taken;
 pub use ticket::{Served, Ticket};
 
@@ -73,8 +75,15 @@ pub struct Request<'a> {
 pub enum Verdict<H: Host> {
     /// Send it to the ticket's addresses, in their order; none means that Envoy chooses.
     Go(Ticket<H>),
+    /// Hold it: its conversation has no place yet. Ask again with [`Router::retry`] when [`Router::called`] names it.
+    Hold(Held<H>),
     /// Refuse it with a 400: the client named a replica it cannot have.
     Refuse(String),
+    /// Refuse it with a 429: no place is free, and none soon.
+    Busy {
+        /// Seconds after which the client should try again.
+        after_s: u32,
+    },
 }
 
 /// Routes the requests of one thread.
@@ -91,6 +100,8 @@ pub struct Router<H: Host> {
     lanes_key: String,
     /// The time of the decision under way: the host is asked once for each.
     now_ms: u64,
+    /// Numbers this thread's requests in line.
+    next_held: Cell<u64>,
 }
 
 impl<H: Host> Router<H> {
@@ -111,7 +122,17 @@ impl<H: Host> Router<H> {
             let cluster = policy.cluster.as_bytes().into();
             pools.insert(cluster, Pool::new(&host, policy, &settings.hash_key)?);
         }
-        Ok(Self { host, settings, table, pools, errors: HashMap::new(), lane: Cell::new(None), lanes_key, now_ms: 0 })
+        Ok(Self {
+            host,
+            settings,
+            table,
+            pools,
+            errors: HashMap::new(),
+            lane: Cell::new(None),
+            lanes_key,
+            now_ms: 0,
+            next_held: Cell::new(0),
+        })
     }
 
     /// The pool behind an Envoy cluster.
@@ -157,15 +178,19 @@ impl<H: Host> Router<H> {
     ///
     /// Whatever the host refuses on the way is counted, and the choice left to Envoy.
     pub fn decide(&mut self, cluster: &[u8], request: &Request<'_>) -> Option<Verdict<H>> {
-        self.now_ms = self.host.now_ms();
-        let pool = self.pools.get_mut(cluster)?;
-        let refreshed = pool.refresh(&self.host, self.now_ms);
-        let decided = refreshed.and_then(|()| self.try_decide(cluster, request));
+        self.pools.get(cluster)?;
+        let decided = self.refresh(cluster).and_then(|()| self.try_decide(cluster, request));
         let verdict = decided.unwrap_or_else(|_| {
             self.count_error(ErrorKind::Host, 1);
             None
         });
         Some(verdict.unwrap_or_else(|| Verdict::Go(self.ticket(cluster, request, Outcome::Passed, None, Vec::new()))))
+    }
+
+    /// Begins a decision: notes the time and reads the newest snapshot.
+    fn refresh(&mut self, cluster: &[u8]) -> Result<(), HostError> {
+        self.now_ms = self.host.now_ms();
+        self.pools.get_mut(cluster).map_or(Ok(()), |pool| pool.refresh(&self.host, self.now_ms))
     }
 
     /// `None` leaves the choice to Envoy.
@@ -180,8 +205,11 @@ impl<H: Host> Router<H> {
         if let Some(rank) = request.rank.filter(|_| pool.has_ranks && !request.ignores_rank) {
             return self.pinned_rank(cluster, pool, request, rank).map(Some);
         }
+        if Self::is_admitted_by_place(pool, request) {
+            return self.admit(cluster, request);
+        }
         let taken = match request.conversation {
-            Some(conversation) => self.turn(cluster, conversation, request)?,
+            Some(conversation) => self.turn(cluster, conversation, request, None)?,
             None => self.place(pool, Outcome::Unkeyed, None, request)?,
         };
         let (Some(taken), Some(pool)) = (taken, self.pools.get(cluster)) else { return Ok(None) };
@@ -197,17 +225,20 @@ impl<H: Host> Router<H> {
         taken: Option<Taken<H>>,
         alternates: Vec<Rc<Replica>>,
     ) -> Ticket<H> {
+        let repeated = taken.as_ref().map_or(0, |taken| taken.read.min(request.bytes));
         let (chosen, in_flight) = taken.map(|taken| (taken.replica, taken.in_flight)).unzip();
         Ticket {
             cluster: self.pools.get(cluster).map_or_else(|| Rc::from(""), |pool| Rc::clone(&pool.cluster)),
             planned,
             conversation: request.conversation.map(|conversation| conversation.digest),
             bytes: request.bytes,
+            repeated,
             generates: request.generates,
             ignores_rank: request.ignores_rank,
             chosen,
             alternates,
             in_flight,
+            turn: None,
             served: None,
         }
     }
@@ -242,8 +273,15 @@ impl<H: Host> Router<H> {
         Ok(Verdict::Go(self.ticket(cluster, request, Outcome::Pinned, Some(taken), alternates)))
     }
 
-    /// Routes one turn of a conversation and remembers where it went. `None` if no replica is ready.
-    fn turn(&mut self, cluster: &[u8], conversation: &Conversation, request: &Request<'_>) -> Result<Option<Taken<H>>, HostError> {
+    /// Routes one turn of a conversation and remembers where it went. With `admitted_at` it has its place there; otherwise it goes home, or
+    /// where a new one goes. `None` if no replica is ready.
+    fn turn(
+        &mut self,
+        cluster: &[u8],
+        conversation: &Conversation,
+        request: &Request<'_>,
+        admitted_at: Option<ReplicaId>,
+    ) -> Result<Option<Taken<H>>, HostError> {
         let Some(pool) = self.pools.get(cluster) else { return Ok(None) };
         let (now_s, digest) = (seconds(self.now_ms), conversation.digest);
         let mut last = None;
@@ -260,6 +298,10 @@ impl<H: Host> Router<H> {
                 );
             }
             let taken = match (known, home) {
+                (known, home) if admitted_at.is_some_and(|place| home.is_none_or(|home| home.replica.id != place)) => {
+                    let outcome = if known.is_some() { Outcome::Rehomed } else { Outcome::Placed };
+                    admitted_at.map_or(Ok(None), |place| self.place_at(cluster, place, outcome, request))?
+                }
                 (Some(entry), Some(home)) => Some(self.turn_at_home(pool, home, entry.second, request)?),
                 (Some(_), None) => self.place(pool, Outcome::Rehomed, None, request)?,
                 (None, _) => {
@@ -268,7 +310,8 @@ impl<H: Host> Router<H> {
                     self.place(pool, Outcome::Placed, parent, request)?
                 }
             };
-            let Some(taken) = taken else { return Ok(None) };
+            let Some(mut taken) = taken else { return Ok(None) };
+            taken.read = known.map_or(0, |entry| entry.read_at(taken.home));
             let stays = taken.outcome == Outcome::Sticky;
             if stays && known.is_some_and(|entry| entry.is_fresh(request.bytes, now_s)) {
                 return Ok(Some(taken));

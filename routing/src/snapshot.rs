@@ -2,12 +2,13 @@
 
 use core::net::{IpAddr, Ipv6Addr, SocketAddr};
 
+use crate::admission::Texts;
 use crate::codec::{Reader, Writer};
 use crate::replica::ReplicaName;
 use crate::sync::{MAX_REPLICAS, ReplicaState};
 
-const LAYOUT: u8 = 1;
-const HEADER_BYTES: usize = 1 + 8 + 4;
+const LAYOUT: u8 = 2;
+const HEADER_BYTES: usize = 1 + 8 + 4 + 4 + 4;
 const RECORD_BYTES: usize = 19 + 4 + 1 + 5 * 4 + 8 + 8 + 2 * 8;
 
 /// Figures of one replica.
@@ -55,6 +56,8 @@ impl Default for Figures {
 pub struct Snapshot {
     /// When it came, by this Envoy's clock, in milliseconds since 1970.
     pub received_ms: u64,
+    /// What is known of the pool's texts.
+    pub texts: Texts,
     /// Every replica of the pool.
     pub replicas: Vec<(ReplicaName, Figures)>,
 }
@@ -64,9 +67,10 @@ impl Snapshot {
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let mut reader = Reader::open(bytes, LAYOUT)?;
         let received_ms = reader.u64()?;
+        let texts = Texts { bytes_per_token: reader.f32()?, shared_tokens: reader.u32()? };
         let count = usize::try_from(reader.u32()?).ok().filter(|count| *count <= MAX_REPLICAS)?;
         let replicas = (0..count).map(|_| read_record(&mut reader)).collect::<Option<_>>()?;
-        reader.is_empty().then_some(Self { received_ms, replicas })
+        reader.is_empty().then_some(Self { received_ms, texts, replicas })
     }
 
     /// The bytes to store.
@@ -76,6 +80,8 @@ impl Snapshot {
         let mut writer = Writer::over(&mut bytes);
         writer.u8(LAYOUT);
         writer.u64(self.received_ms);
+        writer.f32(self.texts.bytes_per_token);
+        writer.u32(self.texts.shared_tokens);
         writer.u32(u32::try_from(count).unwrap_or(0));
         for (name, figures) in self.replicas.iter().take(count) {
             write_record(&mut writer, name, figures);
@@ -171,9 +177,12 @@ mod tests {
         #[test]
         fn a_snapshot_reads_back_as_it_was_written(
             received_ms: u64,
+            bytes_per_token in 0.5_f32..16.0,
+            shared_tokens: u32,
             replicas in prop::collection::vec((any_name(), any_figures()), 0..20),
         ) {
-            let snapshot = Snapshot { received_ms, replicas };
+            let texts = Texts { bytes_per_token, shared_tokens };
+            let snapshot = Snapshot { received_ms, texts, replicas };
             prop_assert_eq!(Snapshot::decode(&snapshot.encode()), Some(snapshot));
         }
 

@@ -62,6 +62,7 @@ impl<H: Host> Router<H> {
                 host.set(replica.recent_context, held.recent_bytes)?;
             }
             self.set_context(pool, &before, |replica| held(replica).recent_kib)?;
+            self.count_held(pool)?;
             if let Some(age_ms) = pool.snapshot_age_ms(host.now_ms()) {
                 host.set(pool.age, age_ms / 1000)?;
             }

@@ -40,6 +40,12 @@ pub struct SyncRequest {
 pub struct PoolReport {
     /// The Envoy cluster whose endpoints these replicas are.
     pub cluster: String,
+    /// Bytes of a request's body that make one prompt token, as the engines' counters tell; absent when unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bytes_per_token: Option<f32>,
+    /// Tokens that all conversations of the pool begin with; absent when unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shared_tokens: Option<u32>,
     /// Every replica of the pool, whether it answers or not; at most [`MAX_REPLICAS`].
     pub replicas: Vec<ReplicaReport>,
 }
@@ -122,6 +128,15 @@ pub struct PoolAnswer {
     /// How old the snapshot had become that this exchange replaced, in milliseconds; absent for the first one too.
     #[serde(default)]
     pub snapshot_age_ms: Option<u64>,
+    /// Bytes of the requests that were served, since Envoy started.
+    #[serde(default)]
+    pub prompt_bytes: u64,
+    /// Those of them that the replica had read before.
+    #[serde(default)]
+    pub repeated_bytes: u64,
+    /// Requests of which the replica had read nothing before.
+    #[serde(default)]
+    pub first_turns: u64,
     /// One entry a replica of the snapshot in force.
     pub replicas: Vec<ReplicaAnswer>,
 }

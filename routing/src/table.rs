@@ -56,6 +56,17 @@ impl Entry {
         now_s.saturating_sub(self.last_turn) < BEHIND_S && self.turns_away == 0 && !grown
     }
 
+    /// Bytes of the conversation that a replica has read with an earlier turn.
+    pub(crate) fn read_at(&self, replica: ReplicaId) -> u32 {
+        if self.home == replica {
+            self.home_bytes
+        } else if self.second == Some(replica) {
+            self.second_bytes
+        } else {
+            0
+        }
+    }
+
     /// `None` if the place is free: an entry always has a home.
     fn read(place: &[u8; ENTRY_BYTES]) -> Option<Self> {
         let reader = &mut Reader::new(place);

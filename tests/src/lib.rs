@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 pub mod browser;
+pub mod scripted;
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -141,11 +142,12 @@ pub async fn sum(stack: &Stack, name: &str, labels: &[&str]) -> Result<u64> {
     Ok(series.filter(|(own, _)| labels.iter().all(|label| own.contains(label))).map(|(_, value)| value).sum())
 }
 
-/// Waits until no request is in flight, as every test must end.
+/// Waits until no request is in flight or held, as every test must end.
 ///
 /// # Errors
 /// If a count stays.
 pub async fn all_given_back(stack: &Stack) -> Result<()> {
+    eventually("the line to be empty", async || Ok(sum(stack, "homing_held_requests", &[]).await? == 0)).await?;
     eventually("every in-flight to be given back", async || Ok(sum(stack, "homing_in_flight", &[]).await? == 0)).await
 }
 

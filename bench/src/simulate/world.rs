@@ -15,6 +15,8 @@ use crate::workload::{CallKind, Ending, Next, NextCall, Session, SessionPlan, Se
 const LOOK: Duration = Duration::from_millis(250);
 /// Between two sessions' first requests at the start: nobody starts all at the same instant.
 const STAGGER: Duration = Duration::from_millis(50);
+/// How often the policy looks at what it holds.
+const RELEASES: Duration = Duration::from_millis(20);
 /// Before a session that was refused is replaced.
 const PAUSE_AFTER_REFUSAL: Duration = Duration::from_secs(1);
 
@@ -59,6 +61,8 @@ enum Happening {
     Arrives,
     /// The policy looks at the engines' metrics.
     PolicyLooks,
+    /// Requests that the policy holds may go.
+    Releases,
     /// Busy replicas are counted.
     Look,
 }
@@ -86,8 +90,10 @@ struct Active {
 struct InFlight {
     session: SessionId,
     kind: CallKind,
-    replica: usize,
+    /// Where it went; None while it is held.
+    replica: Option<usize>,
     sent: Duration,
+    prompt: Vec<u32>,
     output: Vec<u32>,
     first_token: Option<Duration>,
 }
@@ -110,6 +116,8 @@ struct World {
     next_request: u64,
     tally: Tally,
     network: Duration,
+    /// Whether the policy holds a request.
+    holds: bool,
 }
 
 /// Runs a simulation to its end.
@@ -144,6 +152,7 @@ impl World {
             next_request: 0,
             tally: Tally::default(),
             network: simulation.network,
+            holds: false,
         };
         if let Some(every) = world.policy.looks_every() {
             world.schedule(every, Happening::PolicyLooks);
@@ -181,6 +190,7 @@ impl World {
         for id in on_their_way {
             self.hang_up(id);
         }
+        self.holds = false;
         self.queue.retain(|Reverse((_, _, happening))| {
             matches!(happening, Happening::StepEnds(_) | Happening::PolicyLooks | Happening::Look)
         });
@@ -204,6 +214,7 @@ impl World {
             Happening::HangsUp(request) => self.hang_up(request),
             Happening::Arrives => self.arrives(),
             Happening::PolicyLooks => self.policy_looks(),
+            Happening::Releases => self.releases(),
             Happening::Look => {
                 self.tally.look(self.engines.iter().filter(|engine| engine.metrics().running > 0).count());
                 self.schedule(LOOK, Happening::Look);
@@ -311,19 +322,44 @@ impl World {
         let replica = self.policy.choose(&routed, &View { now: self.now, in_flight: &self.in_flight });
         // No text of a workload has the seed of an answer.
         let output = words(u64::MAX - id, call.output);
-        let request = Request { id, prompt, output: output.clone(), reason: FinishReason::Length };
+        let request = InFlight { session, kind: call.kind, replica: None, sent: self.now, prompt, output, first_token: None };
+        self.requests.insert(id, request);
+        if let Some(after) = call.hang_up {
+            self.schedule(after, Happening::HangsUp(id));
+        }
+        match replica {
+            Some(replica) => self.submit(id, replica),
+            None if !self.holds => {
+                self.holds = true;
+                self.schedule(RELEASES, Happening::Releases);
+            }
+            None => {}
+        }
+    }
+
+    fn submit(&mut self, id: u64, replica: usize) {
+        let Some(in_flight) = self.requests.get_mut(&id) else { return };
+        let (prompt, output) = (std::mem::take(&mut in_flight.prompt), in_flight.output.clone());
+        let session = in_flight.session;
+        in_flight.replica = Some(replica);
         self.in_flight[replica] += 1;
-        self.requests.insert(id, InFlight { session, kind: call.kind, replica, sent: self.now, output, first_token: None });
-        if self.engines[replica].submit(&request).is_err() {
+        if self.engines[replica].submit(&Request { id, prompt, output, reason: FinishReason::Length }).is_err() {
             self.over(id);
             self.tally.refused_calls += 1;
             self.ends(session, PAUSE_AFTER_REFUSAL, |tally| &mut tally.refused);
             return;
         }
-        if let Some(after) = call.hang_up {
-            self.schedule(after, Happening::HangsUp(id));
-        }
         self.start_step(replica);
+    }
+
+    fn releases(&mut self) {
+        for (id, replica) in self.policy.released(&View { now: self.now, in_flight: &self.in_flight }) {
+            self.submit(id, replica);
+        }
+        self.holds = self.requests.values().any(|request| request.replica.is_none());
+        if self.holds {
+            self.schedule(RELEASES, Happening::Releases);
+        }
     }
 
     fn start_step(&mut self, replica: usize) {
@@ -360,8 +396,9 @@ impl World {
         self.tally.output_tokens += request.output.len() as u64;
         if request.kind != CallKind::Side {
             let first_token = request.first_token.unwrap_or(self.now);
-            let before = active.last.replace(request.replica);
-            self.tally.turn(first_token - request.sent + self.network, before.map(|before| before == request.replica));
+            let before = request.replica.and_then(|replica| active.last.replace(replica));
+            let stayed = before.map(|before| Some(before) == request.replica);
+            self.tally.turn(first_token - request.sent + self.network, stayed);
         }
         self.goes_on(request.session);
     }
@@ -369,7 +406,9 @@ impl World {
     /// The client of a request that is still on its way goes, and the engine learns of it at once.
     fn hang_up(&mut self, id: u64) {
         if let Some(request) = self.over(id) {
-            self.engines[request.replica].abort(id);
+            if let Some(replica) = request.replica {
+                self.engines[replica].abort(id);
+            }
             self.goes_on(request.session);
         }
     }
@@ -377,12 +416,15 @@ impl World {
     /// A request is no longer in flight.
     fn over(&mut self, id: u64) -> Option<InFlight> {
         let request = self.requests.remove(&id)?;
-        self.in_flight[request.replica] -= 1;
+        if let Some(replica) = request.replica {
+            self.in_flight[replica] -= 1;
+        }
         self.policy.ended(id, &View { now: self.now, in_flight: &self.in_flight });
         Some(request)
     }
 
     fn policy_looks(&mut self) {
+        self.policy.counted(&self.counters());
         let engines: Vec<Gauges> = self.engines.iter().map(Engine::metrics).collect();
         self.policy.looked(&engines, &View { now: self.now, in_flight: &self.in_flight });
         if let Some(every) = self.policy.looks_every() {

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 
+use homing_routing::estimate::Estimator;
 use homing_routing::replica::ReplicaName;
 use homing_routing::sync::{MAX_REPLICAS, ReplicaState};
 use tokio::sync::Notify;
@@ -27,6 +28,8 @@ pub struct Pool {
     pub max_num_seqs: u32,
     /// Where endpoints are found beside the configuration's own.
     pub sources: Vec<Source>,
+    /// Learns what its texts are like.
+    pub(super) estimator: Mutex<Estimator>,
     configured: Vec<EndpointConfig>,
     drains: Arc<Drains>,
     members: RwLock<Members>,
@@ -97,6 +100,7 @@ impl Pool {
             cluster: config.cluster.clone(),
             max_num_seqs: config.max_num_seqs.unwrap_or(0),
             sources: config.dns.iter().map(Source::dns).chain(files).collect(),
+            estimator: Mutex::default(),
             configured: config.replicas.clone(),
             drains,
             members: RwLock::default(),

@@ -271,6 +271,9 @@ fn answer(request: &SyncRequest) -> SyncAnswer {
         spill_threshold_auto: Some(true),
         spill_margin_auto: Some(true),
         snapshot_age_ms: Some(50),
+        prompt_bytes: 0,
+        repeated_bytes: 0,
+        first_turns: 0,
         replicas: pool.replicas.iter().map(replica).collect(),
     });
     let home = request.pools.iter().flat_map(|pool| &pool.replicas).map(|report| report.replica).next();

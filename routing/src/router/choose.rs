@@ -5,6 +5,7 @@ use std::rc::Rc;
 use super::ticket::Taken;
 use super::{Request, Router, TRIES};
 use crate::host::{Host, HostError};
+use crate::ledger::Ledger;
 use crate::outcome::Outcome;
 use crate::pool::{Member, Pool, Replica};
 use crate::replica::ReplicaId;
@@ -72,20 +73,7 @@ impl<H: Host> Router<H> {
             // A try that lost the race gives back what it had reserved.
             drop(last.take());
             let mut ledger = pool.open_ledger(&self.host)?;
-            let mut best = None;
-            for (place, member) in pool.members.iter().enumerate().filter(|(_, member)| pool.is_ready(member)) {
-                let Some(line) = ledger.line(place) else { continue };
-                let mut load = self.load(pool, member)?;
-                if Some(member.replica.id) == preferred {
-                    load = load.saturating_sub(pool.policy.margin(&member.figures));
-                }
-                let kv_usage = (member.figures.kv_usage * KV_STEPS) as u32;
-                let rank = (load, Some(member.replica.id) != preferred, line.context_kib, kv_usage, line.last_chosen);
-                if best.as_ref().is_none_or(|(least, _, _)| rank < *least) {
-                    best = Some((rank, place, member));
-                }
-            }
-            let Some((_, place, member)) = best else { return Ok(None) };
+            let Some((place, member)) = self.best(pool, &ledger, preferred, |_| true)? else { return Ok(None) };
             // Reserved before the ledger is swapped: a thread that finds the ledger changed finds this in flight too.
             let taken = self.take(pool, member, outcome, request)?;
             ledger.choose(place, (outcome != Outcome::Unkeyed).then(|| context_kib(request.bytes)));
@@ -95,6 +83,58 @@ impl<H: Host> Router<H> {
             last = Some(taken);
         }
         Ok(last)
+    }
+
+    /// The replica a new conversation goes to, of those that are allowed.
+    fn best<'p>(
+        &self,
+        pool: &'p Pool,
+        ledger: &Ledger,
+        preferred: Option<ReplicaId>,
+        allowed: impl Fn(ReplicaId) -> bool,
+    ) -> Result<Option<(usize, &'p Member)>, HostError> {
+        let mut best = None;
+        let ready = |member: &Member| pool.is_ready(member) && allowed(member.replica.id);
+        for (place, member) in pool.members.iter().enumerate().filter(|(_, member)| ready(member)) {
+            let Some(line) = ledger.line(place) else { continue };
+            let mut load = self.load(pool, member)?;
+            if Some(member.replica.id) == preferred {
+                load = load.saturating_sub(pool.policy.margin(&member.figures));
+            }
+            let kv_usage = (member.figures.kv_usage * KV_STEPS) as u32;
+            let rank = (load, Some(member.replica.id) != preferred, line.context_kib, kv_usage, line.last_chosen);
+            if best.as_ref().is_none_or(|(least, _, _)| rank < *least) {
+                best = Some((rank, place, member));
+            }
+        }
+        Ok(best.map(|(_, place, member)| (place, member)))
+    }
+
+    /// The replica a new conversation goes to, of those that are allowed, without taking it.
+    pub(super) fn best_of(&self, pool: &Pool, allowed: impl Fn(ReplicaId) -> bool) -> Result<Option<ReplicaId>, HostError> {
+        let ledger = pool.open_ledger(&self.host)?;
+        Ok(self.best(pool, &ledger, None, allowed)?.map(|(_, member)| member.replica.id))
+    }
+
+    /// Takes a replica that was chosen already, and writes it into the ledger.
+    pub(super) fn place_at(
+        &self,
+        cluster: &[u8],
+        replica: ReplicaId,
+        outcome: Outcome,
+        request: &Request<'_>,
+    ) -> Result<Option<Taken<H>>, HostError> {
+        let Some(pool) = self.pools.get(cluster) else { return Ok(None) };
+        let (Some(place), Some(member)) = (pool.place_of(replica), pool.member(replica)) else { return Ok(None) };
+        let taken = self.take(pool, member, outcome, request)?;
+        for _ in 0..TRIES {
+            let mut ledger = pool.open_ledger(&self.host)?;
+            ledger.choose(place, (outcome != Outcome::Unkeyed).then(|| context_kib(request.bytes)));
+            if ledger.store(&self.host, &pool.ledger_key)? {
+                break;
+            }
+        }
+        Ok(Some(taken))
     }
 
     /// The least loaded ready replica of a rank; the conversation's home before others of the same load. `None` if there is none.
@@ -124,7 +164,7 @@ impl<H: Host> Router<H> {
     ) -> Result<Taken<H>, HostError> {
         let replica = member.counted_at(request.ignores_rank);
         let in_flight = self.reserve(pool, replica)?;
-        Ok(Taken { home: member.replica.id, replica: Rc::clone(replica), in_flight, outcome })
+        Ok(Taken { home: member.replica.id, replica: Rc::clone(replica), in_flight, outcome, read: 0 })
     }
 
     fn load(&self, pool: &Pool, member: &Member) -> Result<u32, HostError> {

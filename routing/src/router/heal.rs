@@ -18,11 +18,17 @@ impl<H: Host> Router<H> {
         InFlight::reserve(&self.host, replica)
     }
 
-    /// Gives a replica the gauge of this thread's lane, with what this thread already has in flight there.
-    fn enter_lane(&self, pool: &Pool, replica: &Replica) -> Result<(), HostError> {
+    /// Takes a lane for this thread, if it has none.
+    pub(super) fn take_lane(&self) -> Result<(), HostError> {
         if self.lane.get().is_none() {
             self.lane.set(Lane::take(&self.host, &self.lanes_key)?);
         }
+        Ok(())
+    }
+
+    /// Gives a replica the gauge of this thread's lane, with what this thread already has in flight there.
+    fn enter_lane(&self, pool: &Pool, replica: &Replica) -> Result<(), HostError> {
+        self.take_lane()?;
         // Without a free lane a trap leaks, and nothing else.
         let Some(lane) = self.lane.get() else { return Ok(()) };
         let metric = Metric::LaneInFlight { lane: lane.number, pool: &pool.policy.cluster, replica: &replica.label };
@@ -47,6 +53,7 @@ impl<H: Host> Router<H> {
             // It may have sent requests to replicas this thread has not heard of yet.
             self.refreshed_pools().map(drop)?;
             let leaked = self.settle(dead)?;
+            self.settle_places(dead)?;
             lanes::free(&self.host, &self.lanes_key, dead)?;
             if leaked > 0 {
                 self.count_error(ErrorKind::Leak, leaked);

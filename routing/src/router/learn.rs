@@ -103,7 +103,11 @@ impl<H: Host> Router<H> {
             (None, Some(chosen)) => (&chosen.requests, Outcome::Unserved),
             (None, None) => (&pool.unserved, Outcome::Unserved),
         };
-        if requests.count(&self.host, &pool.policy.cluster, outcome).is_err() {
+        let counted = requests.count(&self.host, &pool.policy.cluster, outcome);
+        // One that a retry moved found nothing there.
+        let repeated = ticket.served.as_ref().map(|served| if served.moved { 0 } else { ticket.repeated });
+        let prompt = repeated.filter(|_| ticket.generates).map(|repeated| pool.count_prompt(&self.host, ticket.bytes, repeated));
+        if counted.and(prompt.unwrap_or(Ok(()))).is_err() {
             self.count_error(ErrorKind::Host, 1);
         }
     }

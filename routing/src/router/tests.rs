@@ -13,6 +13,8 @@ use crate::replica::ReplicaName;
 use crate::sync::{PoolReport, ReplicaReport, ReplicaState, SYNC_VERSION, SyncAnswer, SyncRequest};
 use crate::testing::test;
 
+mod admission;
+
 const POOL: &str = "pool";
 
 /// An Envoy with one thread, and a collector that polls `replicas`.
@@ -21,6 +23,7 @@ struct Site {
     router: Router<MemoryHost>,
     control: Control<MemoryHost>,
     reports: Vec<ReplicaReport>,
+    shared_tokens: Option<u32>,
     sequence: u64,
 }
 
@@ -51,7 +54,14 @@ impl Site {
         let settings = Settings { max_conversations: 1_000, ..Settings::default() };
         let router = Router::new(host.clone(), settings, vec![policy]).expect("a router");
         let control = Control::new(host.clone());
-        let mut site = Self { host, router, control, reports: (1..=4).map(|number| report(name(number))).collect(), sequence: 0 };
+        let mut site = Self {
+            host,
+            router,
+            control,
+            reports: (1..=4).map(|number| report(name(number))).collect(),
+            shared_tokens: None,
+            sequence: 0,
+        };
         site.sync();
         site
     }
@@ -65,7 +75,12 @@ impl Site {
     /// The collector's next snapshot arrives.
     fn sync(&mut self) -> SyncAnswer {
         self.sequence += 1;
-        let pools = vec![PoolReport { cluster: POOL.into(), replicas: self.reports.clone() }];
+        let pools = vec![PoolReport {
+            cluster: POOL.into(),
+            bytes_per_token: Some(4.0),
+            shared_tokens: self.shared_tokens,
+            replicas: self.reports.clone(),
+        }];
         let request = SyncRequest { version: SYNC_VERSION, generation: 1, sequence: self.sequence, pools };
         self.control.exchange(&serde_json::to_vec(&request).expect("JSON")).expect("an answer")
     }
@@ -130,7 +145,7 @@ fn decide(router: &mut Router<MemoryHost>, request: &Request<'_>) -> Verdict<Mem
 fn go(verdict: Verdict<MemoryHost>) -> Ticket<MemoryHost> {
     match verdict {
         Verdict::Go(ticket) => ticket,
-        Verdict::Refuse(why) => panic!("refused: {why}"),
+        other => panic!("not sent: {other:?}"),
     }
 }
 
@@ -500,7 +515,7 @@ fn a_pin_is_followed_or_refused_with_the_ready_replicas() {
     for unusable in ["10.0.0.2:8000", "10.0.0.9:8000", "nonsense", ""] {
         match pin(unusable) {
             Verdict::Refuse(why) => assert!(why.contains("10.0.0.1:8000, 10.0.0.3:8000, 10.0.0.4:8000"), "{why}"),
-            Verdict::Go(_) => panic!("{unusable} was followed"),
+            other => panic!("{unusable} was followed: {other:?}"),
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::rc::Rc;
 
+use super::admit::Turn;
 use crate::host::{Host, HostError};
 use crate::identity::Digest;
 use crate::outcome::Outcome;
@@ -18,11 +19,15 @@ pub struct Ticket<H: Host> {
     pub(super) planned: Outcome,
     pub(super) conversation: Option<Digest>,
     pub(super) bytes: u32,
+    /// Of these, what the chosen replica had read with the conversation's turn before.
+    pub(super) repeated: u32,
     pub(super) generates: bool,
     pub(super) ignores_rank: bool,
     pub(super) chosen: Option<Rc<Replica>>,
     pub(super) alternates: Vec<Rc<Replica>>,
     pub(super) in_flight: Option<InFlight<H>>,
+    /// Its place in the working set, where the pool admits by places.
+    pub(super) turn: Option<Turn<H>>,
     pub(super) served: Option<Served>,
 }
 
@@ -104,4 +109,6 @@ pub(super) struct Taken<H: Host> {
     pub(super) replica: Rc<Replica>,
     pub(super) in_flight: InFlight<H>,
     pub(super) outcome: Outcome,
+    /// Bytes of the conversation that the replica has read.
+    pub(super) read: u32,
 }

@@ -13,18 +13,18 @@ use xtask::stack::{MODEL, StackOptions};
 const SIZE: usize = 8 << 20;
 
 /// A body of 8 MB whose conversation stands at its end, as in Claude Code.
-fn large_body() -> Bytes {
+pub(crate) fn large_body() -> Bytes {
     let text: String = (0..).map(|n: u32| char::from(b' ' + (n.wrapping_mul(2_654_435_761) >> 25) as u8 % 64)).take(SIZE).collect();
     let text = text.replace(['"', '\\'], "x");
     let tail = json!({ "user_id": json!({ "session_id": "00000000-1111-2222-3333-444444444444" }).to_string() });
     format!(r#"{{"model":"{MODEL}","messages":[{{"role":"user","content":"{text}"}}],"metadata":{tail}}}"#).into()
 }
 
-fn hex(bytes: &[u8]) -> String {
+pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn chunked(body: &Bytes) -> Body {
+pub(crate) fn chunked(body: &Bytes) -> Body {
     let pieces: Vec<_> = body.chunks(100_000).map(|piece| Ok::<_, std::io::Error>(Bytes::copy_from_slice(piece))).collect();
     Body::wrap_stream(futures_util::stream::iter(pieces))
 }

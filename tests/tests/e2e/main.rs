@@ -1,5 +1,6 @@
 //! End-to-end tests on a real Envoy, with stand-in replicas and the real collector.
 
+mod admission;
 mod bodies;
 mod configuration;
 mod control;

@@ -269,7 +269,12 @@ impl Snapshots {
             age_ms: Some(0),
         };
         let generation = u64::try_from(SystemTime::now().duration_since(UNIX_EPOCH)?.as_millis())?;
-        let pools = vec![PoolReport { cluster: MODEL.to_owned(), replicas: upstreams.iter().map(replica).collect() }];
+        let pools = vec![PoolReport {
+            cluster: MODEL.to_owned(),
+            bytes_per_token: None,
+            shared_tokens: None,
+            replicas: upstreams.iter().map(replica).collect(),
+        }];
         let request = SyncRequest { version: SYNC_VERSION, generation, sequence: 0, pools };
         Ok(Self { client: reqwest::Client::new(), controls, request })
     }

@@ -15,8 +15,8 @@ const BOUND_PERCENT: usize = 125;
 pub(super) struct Hash;
 
 impl Policy for Hash {
-    fn choose(&mut self, request: &Routed<'_>, view: &View<'_>) -> usize {
-        order(request.session, view.in_flight.len())[0]
+    fn choose(&mut self, request: &Routed<'_>, view: &View<'_>) -> Option<usize> {
+        Some(order(request.session, view.in_flight.len())[0])
     }
 }
 
@@ -26,11 +26,11 @@ impl Policy for Hash {
 pub(super) struct BoundedHash;
 
 impl Policy for BoundedHash {
-    fn choose(&mut self, request: &Routed<'_>, view: &View<'_>) -> usize {
+    fn choose(&mut self, request: &Routed<'_>, view: &View<'_>) -> Option<usize> {
         let bound = bound(view.in_flight);
         let order = order(request.session, view.in_flight.len());
         // One always has room: not all can have more than the mean.
-        order.iter().copied().find(|replica| view.in_flight[*replica] < bound).unwrap_or(order[0])
+        Some(order.iter().copied().find(|replica| view.in_flight[*replica] < bound).unwrap_or(order[0]))
     }
 }
 

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 
-use crate::engine::{EngineConfig, Gauges};
+use crate::engine::{Counters, EngineConfig, Gauges};
 pub use homing::HomingOptions;
 
 /// Policies that can be simulated.
@@ -89,8 +89,13 @@ pub struct View<'a> {
 
 /// Chooses a replica for each request.
 pub trait Policy {
-    /// The replica that a request goes to.
-    fn choose(&mut self, request: &Routed<'_>, view: &View<'_>) -> usize;
+    /// The replica that a request goes to; None while it is held.
+    fn choose(&mut self, request: &Routed<'_>, view: &View<'_>) -> Option<usize>;
+
+    /// Those of the held requests that go now, and where.
+    fn released(&mut self, _view: &View<'_>) -> Vec<(u64, usize)> {
+        Vec::new()
+    }
 
     /// A request has ended, however it ended: served, refused, or given up by its client.
     fn ended(&mut self, _id: u64, _view: &View<'_>) {}
@@ -99,6 +104,9 @@ pub trait Policy {
     fn looks_every(&self) -> Option<Duration> {
         None
     }
+
+    /// What all engines have counted together, at its look.
+    fn counted(&mut self, _counters: &Counters) {}
 
     /// The engines' metrics, of each replica, as they are at its look.
     fn looked(&mut self, _engines: &[Gauges], _view: &View<'_>) {}

@@ -130,7 +130,7 @@ impl Prefixes {
 }
 
 impl Policy for Scorers {
-    fn choose(&mut self, request: &Routed<'_>, view: &View<'_>) -> usize {
+    fn choose(&mut self, request: &Routed<'_>, view: &View<'_>) -> Option<usize> {
         let prompt = self.prefixes.cut(request);
         let scores: Vec<_> = (0..self.engines.len()).map(|replica| self.score(replica, &prompt, view)).collect();
         let best = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -138,7 +138,7 @@ impl Policy for Scorers {
         let chosen = tied[self.rng.random_range(0..tied.len())];
         let block_size = self.block_size;
         self.sent[chosen].sent(&prompt, |piece| piece.tokens.div_ceil(block_size));
-        chosen
+        Some(chosen)
     }
 
     fn looks_every(&self) -> Option<Duration> {

@@ -12,10 +12,10 @@ pub(super) struct RoundRobin {
 }
 
 impl Policy for RoundRobin {
-    fn choose(&mut self, _request: &Routed<'_>, view: &View<'_>) -> usize {
+    fn choose(&mut self, _request: &Routed<'_>, view: &View<'_>) -> Option<usize> {
         let chosen = self.next % view.in_flight.len();
         self.next = chosen + 1;
-        chosen
+        Some(chosen)
     }
 }
 
@@ -30,8 +30,8 @@ impl Random {
 }
 
 impl Policy for Random {
-    fn choose(&mut self, _request: &Routed<'_>, view: &View<'_>) -> usize {
-        self.0.random_range(0..view.in_flight.len())
+    fn choose(&mut self, _request: &Routed<'_>, view: &View<'_>) -> Option<usize> {
+        Some(self.0.random_range(0..view.in_flight.len()))
     }
 }
 
@@ -47,8 +47,8 @@ impl LeastRequest {
 }
 
 impl Policy for LeastRequest {
-    fn choose(&mut self, _request: &Routed<'_>, view: &View<'_>) -> usize {
+    fn choose(&mut self, _request: &Routed<'_>, view: &View<'_>) -> Option<usize> {
         let [one, two] = [0; 2].map(|_| self.0.random_range(0..view.in_flight.len()));
-        if view.in_flight[two] < view.in_flight[one] { two } else { one }
+        Some(if view.in_flight[two] < view.in_flight[one] { two } else { one })
     }
 }

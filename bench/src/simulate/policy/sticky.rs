@@ -28,11 +28,11 @@ impl StickySpill {
 }
 
 impl Policy for StickySpill {
-    fn choose(&mut self, request: &Routed<'_>, _view: &View<'_>) -> usize {
+    fn choose(&mut self, request: &Routed<'_>, _view: &View<'_>) -> Option<usize> {
         self.next += 1;
         let least = least(self.load.len(), self.next, |replica| self.load[replica]);
         let home = *self.homes.entry(request.session).or_insert(least);
-        if self.load[home] > self.threshold { least } else { home }
+        Some(if self.load[home] > self.threshold { least } else { home })
     }
 
     fn looks_every(&self) -> Option<Duration> {

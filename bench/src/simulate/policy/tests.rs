@@ -37,7 +37,8 @@ impl Proxy {
         self.now += Duration::from_millis(1);
         let prompt = words(session, 3000);
         let request = Routed { id: self.next, session, parent, prompt: &prompt, messages: &[3000], bytes: 12_000 };
-        let replica = self.policy.choose(&request, &View { now: self.now, in_flight: &self.in_flight });
+        let view = View { now: self.now, in_flight: &self.in_flight };
+        let replica = self.policy.choose(&request, &view).expect("nothing is held");
         self.in_flight[replica] += 1;
         (self.next, replica)
     }

@@ -28,11 +28,11 @@ impl Vllm {
 }
 
 impl Policy for Vllm {
-    fn choose(&mut self, request: &Routed<'_>, _view: &View<'_>) -> usize {
+    fn choose(&mut self, request: &Routed<'_>, _view: &View<'_>) -> Option<usize> {
         let server = self.rng.random_range(0..self.servers.len());
         let rank = self.servers[server].choose();
         self.taken.insert(request.id, (server, rank));
-        rank
+        Some(rank)
     }
 
     fn ended(&mut self, id: u64, _view: &View<'_>) {

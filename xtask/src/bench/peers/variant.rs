@@ -54,13 +54,16 @@ pub(super) enum Smg {
 pub(super) enum Variant {
     Envoy(EnvoyPolicy),
     Homing,
+    /// With admission by working set.
+    HomingAdmission,
     VllmRouter(VllmRouter),
     Smg(Smg),
 }
 
 /// All of them, in the order they are listed, by their names on the command line and in the results.
-pub(super) const VARIANTS: [(&str, Variant); 14] = [
+pub(super) const VARIANTS: [(&str, Variant); 15] = [
     ("homing", Variant::Homing),
+    ("homing-admission", Variant::HomingAdmission),
     ("envoy-round-robin", Variant::Envoy(EnvoyPolicy::RoundRobin)),
     ("envoy-least-request", Variant::Envoy(EnvoyPolicy::LeastRequest)),
     ("envoy-ring-hash", Variant::Envoy(EnvoyPolicy::RingHash)),
@@ -123,7 +126,9 @@ pub(super) async fn start(variant: Variant, setting: &Setting) -> Result<Running
     let options = replica_options(setting.pace, REPLICAS);
     let replica_header = if matches!(variant, Variant::Smg(_)) { "x-smg-routed-worker-id" } else { "x-homing-replica" };
     let addresses = |replicas: &[Replica]| replicas.iter().map(|(_, address)| *address).collect::<Vec<_>>();
-    if variant == Variant::Homing {
+    if matches!(variant, Variant::Homing | Variant::HomingAdmission) {
+        let admission = if variant == Variant::HomingAdmission { "working_set" } else { "off" };
+        let options = StackOptions { pool: json!({ "admission": { "mode": admission } }), ..options };
         let stack = Stack::start(&setting.tools, options).await?;
         let (url, replicas) = (format!("http://{}", stack.proxy), addresses(&stack.replicas));
         return Ok(Running { url, replicas, replica_header, _parts: Parts::Stack { _stack: Box::new(stack) } });
@@ -174,7 +179,7 @@ fn command(variant: Variant, setting: &Setting) -> Result<(&'static str, Vec<Str
             });
             ("smg", args)
         }
-        Variant::Envoy(_) | Variant::Homing => unreachable!("these are no peer routers"),
+        Variant::Envoy(_) | Variant::Homing | Variant::HomingAdmission => unreachable!("these are no peer routers"),
     })
 }
 

@@ -1,0 +1,146 @@
+use homing_routing::admission::{Admission, Overflow};
+use homing_routing::identity::AlsoSource;
+use homing_routing::policy::Limit;
+
+use super::*;
+
+fn refused(json: &str) -> String {
+    read(json.as_bytes()).expect_err("a refusal").to_string()
+}
+
+fn accepted(json: &str) -> RouteConfig {
+    match read(json.as_bytes()).expect("a configuration") {
+        Role::Route(config) => *config,
+        Role::Control(_) => panic!("a route role"),
+    }
+}
+
+#[test]
+fn a_pool_needs_only_its_cluster() {
+    let config = accepted(r#"{"role":"route","pools":[{"cluster":"a"}]}"#);
+    assert_eq!(config.policies, [Policy::new("a")]);
+    assert_eq!(config.settings, Settings::default());
+    assert!(!config.debug_headers);
+}
+
+#[test]
+fn a_struct_is_read_as_envoy_sends_it() {
+    use prost_types::value::Kind;
+    use prost_types::{ListValue, Struct, Value};
+    fn value(kind: Kind) -> Value {
+        Value { kind: Some(kind) }
+    }
+    fn fields(entries: &[(&str, Value)]) -> Struct {
+        Struct { fields: entries.iter().map(|(key, value)| ((*key).to_owned(), value.clone())).collect() }
+    }
+    let pool = fields(&[("cluster", value(Kind::StringValue("a".into()))), ("spill_threshold", value(Kind::NumberValue(8.0)))]);
+    let pools = ListValue { values: vec![value(Kind::StructValue(pool))] };
+    let config = fields(&[
+        ("role", value(Kind::StringValue("route".into()))),
+        ("debug_headers", value(Kind::BoolValue(true))),
+        ("pools", value(Kind::ListValue(pools))),
+    ]);
+    let Role::Route(config) = read(&config.encode_to_vec()).expect("a configuration") else { panic!("a route role") };
+    assert_eq!((config.debug_headers, config.policies[0].spill_threshold), (true, Limit::Fixed(8)));
+}
+
+#[test]
+fn every_key_has_its_effect() {
+    let config = accepted(
+        r#"{"role":"route","debug_headers":true,"hash_key":"000102030405060708090a0b0c0d0e0f","max_conversations":1000.0,
+            "idle_timeout":"10m","snapshot_max_age":"2s","max_body_bytes":1024,"pools":[{"cluster":"a","affinity":false,
+            "spill_threshold":3,"spill_margin":2.0,"max_num_seqs":32,"client_pin":"deny",
+            "conversation":{"headers":["X-Mine"],"body":false,"fingerprint":false,"also":["user","x-tenant-id"]},
+            "replicas":["10.0.0.1:80","10.0.0.1:81#1"],"admission":{"mode":false}}]}"#,
+    );
+    assert_eq!(config.settings.hash_key, core::array::from_fn(|n| n as u8));
+    assert_eq!((config.settings.max_conversations, config.settings.idle_s), (1000, 600));
+    assert_eq!((config.settings.snapshot_max_age_ms, config.max_body_bytes), (2000, 1024));
+    let [policy] = config.policies.try_into().expect("one pool");
+    assert_eq!((policy.spill_threshold, policy.spill_margin, policy.max_num_seqs), (Limit::Fixed(3), Limit::Fixed(2), Some(32)));
+    assert_eq!((policy.affinity, policy.client_pin, policy.naming.body, policy.naming.fingerprint), (false, false, false, false));
+    assert_eq!(
+        (policy.naming.headers, policy.naming.also),
+        (vec!["X-Mine".to_owned()], vec![AlsoSource::User, AlsoSource::XTenantId])
+    );
+    assert_eq!(policy.replicas.iter().map(ToString::to_string).collect::<Vec<_>>(), ["10.0.0.1:80", "10.0.0.1:81#1"]);
+}
+
+#[test]
+fn admission_is_off_unless_it_is_asked_for() {
+    let admission = |keys: &str| {
+        let config = accepted(&format!(r#"{{"role":"route","pools":[{{"cluster":"a","admission":{keys}}}]}}"#));
+        config.policies[0].admission
+    };
+    for off in ["{}", r#"{"mode":"off"}"#, r#"{"mode":false}"#, r#"{"max_held":7}"#] {
+        assert_eq!(admission(off), None, "{off}");
+    }
+    assert_eq!(admission(r#"{"mode":"working_set"}"#), Some(Admission::default()));
+    let every = r#"{"mode":"working_set","max_held":7.0,"max_wait":"2m","overflow":"reject","turns":3}"#;
+    let expected = Admission { max_held: 7, max_wait_ms: 120_000, overflow: Overflow::Reject, turns: 3 };
+    assert_eq!(admission(every), Some(expected));
+}
+
+#[test]
+fn a_refusal_names_the_key_and_what_it_may_be() {
+    let cases = [
+        (r#"{}"#, "role"),
+        (r#"{"role":"both"}"#, "role: unknown variant `both`, expected `route` or `control`"),
+        (r#"{"role":"route"}"#, "pools: name at least one"),
+        (r#"{"role":"route","pols":[]}"#, "unknown field `pols`"),
+        (r#"{"role":"route","pools":[{"cluster":"a","spil_margin":1}]}"#, "unknown field `spil_margin`"),
+        (r#"{"role":"route","pools":[{"cluster":"a","spill_threshold":"8"}]}"#, "pools[0].spill_threshold"),
+        (r#"{"role":"route","pools":[{"cluster":"a","spill_threshold":1.5}]}"#, "`auto` or a whole number"),
+        (r#"{"role":"route","pools":[{"cluster":"a","affinity":"yes"}]}"#, "pools[0].affinity"),
+        (r#"{"role":"route","pools":[{"cluster":"a"},{"cluster":"a"}]}"#, "pools[1].cluster: `a` stands twice"),
+        (
+            r#"{"role":"route","pools":[{"cluster":"a","replicas":["host:80"]}]}"#,
+            "pools[0].replicas[0]: `host:80` is not a replica",
+        ),
+        (r#"{"role":"route","idle_timeout":600,"pools":[{"cluster":"a"}]}"#, "idle_timeout"),
+        (r#"{"role":"route","idle_timeout":"soon","pools":[{"cluster":"a"}]}"#, "`soon` is not a duration such as 600s"),
+        (r#"{"role":"route","hash_key":"abc","pools":[{"cluster":"a"}]}"#, "32 hex digits"),
+        (r#"{"role":"route","max_conversations":0,"pools":[{"cluster":"a"}]}"#, "max_conversations"),
+        (
+            r#"{"role":"route","pools":[{"cluster":"a","admission":{"mode":"on"}}]}"#,
+            "pools[0].admission.mode: must be `off` or `working_set`",
+        ),
+        (r#"{"role":"route","pools":[{"cluster":"a","admission":{"mode":true}}]}"#, "pools[0].admission.mode: must be `off`"),
+        (r#"{"role":"route","pools":[{"cluster":"a","admission":{"max_hold":1}}]}"#, "unknown field `max_hold`"),
+        (
+            r#"{"role":"route","pools":[{"cluster":"a","admission":{"max_held":0}}]}"#,
+            "pools[0].admission.max_held: must be from 1 to 4096",
+        ),
+        (r#"{"role":"route","pools":[{"cluster":"a","admission":{"max_held":4097}}]}"#, "pools[0].admission.max_held: must be"),
+        (
+            r#"{"role":"route","pools":[{"cluster":"a","admission":{"max_wait":"10ms"}}]}"#,
+            "pools[0].admission.max_wait: must be from 1s",
+        ),
+        (r#"{"role":"route","pools":[{"cluster":"a","admission":{"max_wait":120}}]}"#, "pools[0].admission.max_wait"),
+        (r#"{"role":"route","pools":[{"cluster":"a","admission":{"overflow":"drop"}}]}"#, "expected `send` or `reject`"),
+        (
+            r#"{"role":"route","pools":[{"cluster":"a","admission":{"turns":65536}}]}"#,
+            "pools[0].admission.turns: must be from 0 to 65535",
+        ),
+        (
+            r#"{"role":"route","pools":[{"cluster":"a","affinity":false,"admission":{"mode":"working_set"}}]}"#,
+            "pools[0].admission.mode: `working_set` needs `affinity: true`",
+        ),
+        (r#"{"role":"control","pools":[{"cluster":"a"}]}"#, "pools: belongs to the filter with `role: route`"),
+        ("", "it is empty"),
+        ("not json", "neither a google.protobuf.Struct nor JSON"),
+    ];
+    for (json, expected) in cases {
+        let message = refused(json);
+        assert!(message.contains(expected), "{json} gave: {message}");
+    }
+}
+
+proptest::proptest! {
+    #[test]
+    fn any_bytes_are_a_configuration_or_refused(bytes: Vec<u8>, text in r#"[{}\[\]":,\\ 0-9.a-z_]{0,60}"#) {
+        let _ = read(&bytes);
+        let _ = read(text.as_bytes());
+        let _ = read(format!(r#"{{"role":"route","pools":[{{"cluster":"a",{text}"#).as_bytes());
+    }
+}
