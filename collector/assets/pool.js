@@ -83,6 +83,8 @@ export class PoolView {
     keyed(this.root.querySelector('tbody'), this.rows, names, () => copy('replica-template'));
     for (const replica of pool.replicas) showReplica(this.rows.get(replica.replica), replica);
     this.f('no-replicas').hidden = names.length > 0;
+    const failing = pool.sources.filter(({ problem }) => problem);
+    text(this.f('sources'), failing.map(({ kind, name, problem }) => `${kind} ${name}: ${problem}; what it found last is kept.`).join(' '));
     this.history.follow(pool.hour.step).then((news) => {
       if (news) {
         this.charts.show(this.history);
@@ -157,13 +159,22 @@ function explain(routing, cluster) {
   return total(routing.requests) === 0 ? 'No request has ended yet.' : null;
 }
 
+/** What an operator should know of a replica beside its figures. */
+function problems({ problem, drained_by: by, missing }) {
+  return [
+    problem,
+    by.length > 0 ? `drained by ${by.join(' and ')}` : null,
+    missing.length > 0 ? `its engine reports no ${missing.join(', ')}` : null,
+  ].filter((one) => one);
+}
+
 function showReplica({ root, f }, replica) {
   const { requests } = replica;
   attribute(root, 'data-state', replica.state);
   text(f('name'), replica.replica);
   text(f('state'), STATES[replica.state]);
   attribute(f('state'), 'data-state', replica.state);
-  text(f('problem'), replica.problem ?? '');
+  text(f('problem'), problems(replica).join('; '));
   text(f('in_flight'), number(replica.in_flight));
   text(f('running'), number(replica.running));
   text(f('waiting'), number(replica.waiting));

@@ -94,7 +94,7 @@ impl Log {
     /// Once a replica: an old vLLM stays as it is.
     fn missing(&mut self, cluster: &str, replica: ReplicaName, missing: Missing) {
         if !missing.is_empty() && self.missing.insert(replica) {
-            tracing::warn!("pool {cluster}: {replica} reports no {missing}; what it means is then unknown, see the status page");
+            tracing::warn!("pool {cluster}: {replica} reports no {missing}; what it means is then unknown, see the console");
         }
     }
 }

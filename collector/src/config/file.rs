@@ -18,7 +18,7 @@ use super::{Config, ControlUrl, EndpointConfig, EnvoyConfig, PoolConfig, ScrapeC
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "homing-collector")]
 pub(super) struct RawConfig {
-    /// Where the status page, the API and the metrics listen, ip:port.
+    /// Where the console, its API and the metrics listen, ip:port.
     #[serde(default = "default_listen", deserialize_with = "address")]
     #[schemars(with = "String")]
     listen: SocketAddr,
