@@ -3,6 +3,7 @@
 use super::*;
 use crate::admission::{Admission, Overflow};
 use crate::metric::AdmissionEvent;
+use crate::testing::test;
 
 /// Conversations that fit the four replicas.
 const FIT: u128 = 12;
