@@ -70,3 +70,6 @@ impl Texts {
 
 /// Prompts of fewer tokens are not held and take no place: what they evict is not worth a wait.
 pub(crate) const SMALL_TOKENS: u32 = 1_024;
+
+/// Tokens that a context is given to grow: an answer, and what it adds.
+pub(crate) const GROWTH_TOKENS: u32 = 512;

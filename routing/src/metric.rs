@@ -84,13 +84,6 @@ pub enum Metric<'a> {
         /// The pool's cluster.
         pool: &'a str,
     },
-    /// Tokens of context of the conversations that are active at a replica. A gauge.
-    ActiveContext {
-        /// The pool's cluster.
-        pool: &'a str,
-        /// The replica.
-        replica: &'a str,
-    },
     /// Of the requests that were served: their bodies' bytes; those of them that the replica had read before; and requests of which it had
     /// read nothing. Counters.
     Prompts {
@@ -225,7 +218,6 @@ impl Metric<'_> {
             | Self::Recent { .. }
             | Self::RecentContext { .. }
             | Self::HeldRequests { .. }
-            | Self::ActiveContext { .. }
             | Self::SnapshotAge { .. }
             | Self::SnapshotVersion { .. } => MetricKind::Gauge,
         }
@@ -251,9 +243,6 @@ impl fmt::Display for Metric<'_> {
             Self::Admission { pool, event } => write!(f, "homing_admission_total;pool={pool};event={}", event.as_str()),
             Self::AdmissionWait { pool } => write!(f, "homing_admission_wait_ms_total;pool={pool}"),
             Self::Prompts { pool, part } => write!(f, "homing_{}_total;pool={pool}", part.as_str()),
-            Self::ActiveContext { pool, replica } => {
-                write!(f, "homing_active_context_tokens;pool={pool};replica={replica}")
-            }
             Self::Errors { kind } => write!(f, "homing_errors_total;kind={}", kind.as_str()),
         }
     }

@@ -199,9 +199,6 @@ pub(crate) fn define_prompts(host: &impl Host, pool: &str) -> Result<[MetricId; 
     Ok(prompts)
 }
 
-/// Tokens that a context is given to grow: an answer, and what it adds.
-const GROWTH_TOKENS: u32 = 512;
-
 /// A pool as one thread sees it.
 #[derive(Debug)]
 pub struct Pool {
@@ -317,11 +314,6 @@ impl Pool {
     pub(crate) fn terms(&self, now_ms: u64) -> Terms<'_> {
         let grace_ms = self.think.try_borrow().map_or(0, |think| think.grace_ms());
         Terms { now_ms, grace_ms, shared_tokens: self.texts.shared_tokens, rooms: &self.rooms }
-    }
-
-    /// What a context of this size is given to grow: the answer, and the turns to come.
-    pub(crate) fn growth_tokens(&self, _bytes: u32) -> u32 {
-        GROWTH_TOKENS
     }
 
     pub(crate) fn count_admission(&self, host: &impl Host, event: AdmissionEvent) -> Result<(), HostError> {

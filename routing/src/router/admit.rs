@@ -6,7 +6,7 @@ use std::rc::Rc;
 use hashbrown::HashMap;
 
 use super::{Request, Router, TRIES, Verdict};
-use crate::admission::{Admission, Overflow, Place, Room, SMALL_TOKENS, Terms, Waiting, WorkingSet};
+use crate::admission::{Admission, GROWTH_TOKENS, Overflow, Place, Room, SMALL_TOKENS, Terms, Waiting, WorkingSet};
 use crate::host::{Host, HostError, MetricId};
 use crate::metric::{AdmissionEvent, ErrorKind};
 use crate::outcome::Outcome;
@@ -203,7 +203,7 @@ impl<H: Host> Router<H> {
             returns: home.is_some(),
             since_ms: self.now_ms,
             seen_ms: self.now_ms,
-            tokens: pool.texts.tokens(request.bytes).saturating_add(pool.growth_tokens(request.bytes)),
+            tokens: pool.texts.tokens(request.bytes).saturating_add(GROWTH_TOKENS),
         })
     }
 
@@ -220,8 +220,10 @@ impl<H: Host> Router<H> {
     ) -> Result<Option<ReplicaId>, HostError> {
         let ready = |replica: ReplicaId| terms.rooms.iter().any(|room| room.replica == replica);
         let known = set.place(waiting.digest).copied();
-        if let Some(place) = known.filter(|place| place.in_flight == 0) {
-            pool.think.borrow_mut().heard(self.now_ms.saturating_sub(place.last_ms));
+        if let Some(place) = known.filter(|place| place.in_flight == 0)
+            && let Ok(mut think) = pool.think.try_borrow_mut()
+        {
+            think.heard(self.now_ms.saturating_sub(place.last_ms));
         }
         let active = known.filter(|place| terms.is_active(place) && ready(place.replica));
         let keeps = active.filter(|place| {
