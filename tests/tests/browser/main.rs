@@ -1,5 +1,8 @@
 //! The console in a headless Chromium, against a running stack.
 
+mod restarts;
+mod states;
+
 use std::time::Duration;
 
 use anyhow::{Context, Result};
