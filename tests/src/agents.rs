@@ -17,7 +17,7 @@ use crate::{Turn, chat_body, eventually};
 const AGAIN: Duration = Duration::from_millis(20);
 
 /// Tokens of an ordinary answer.
-const SHORT: u32 = 60;
+const SHORT: u32 = 30;
 
 /// Tokens of an answer that lasts until it is no longer wanted.
 const LONG: u32 = 3000;
@@ -51,6 +51,8 @@ pub enum End {
 /// One request.
 #[derive(Clone, Debug)]
 pub struct Account {
+    /// Whose it was.
+    pub agent: usize,
     /// When it was sent.
     pub sent: Instant,
     /// When its answer began, and what that said of its routing.
@@ -61,14 +63,24 @@ pub struct Account {
     pub end: End,
 }
 
+/// What one agent is at.
+#[derive(Clone, Debug, Default)]
+struct Desk {
+    /// What it has under way; nothing while it rests.
+    doing: Option<Doing>,
+    /// Turns it has begun: those it wants whole count once they are sent, those it wants streamed once their answers begin.
+    begun: usize,
+    /// Where its last answer came from.
+    replica: String,
+}
+
 /// Agents at work until this is dropped.
 #[derive(Debug)]
 pub struct Agents {
     count: usize,
     doing: watch::Sender<Doing>,
     accounts: Arc<Mutex<Vec<Account>>>,
-    /// What each agent has under way; one that rests has nothing.
-    under_way: Arc<Mutex<Vec<Option<Doing>>>>,
+    desks: Arc<Mutex<Vec<Desk>>>,
     _tasks: JoinSet<()>,
 }
 
@@ -80,15 +92,15 @@ impl Agents {
     pub fn start(proxy: SocketAddr, count: usize) -> Result<Self> {
         let doing = watch::Sender::new(Doing::Talk);
         let accounts = Arc::<Mutex<Vec<Account>>>::default();
-        let under_way = Arc::new(Mutex::new(vec![None; count]));
+        let desks = Arc::new(Mutex::new(vec![Desk::default(); count]));
         let mut tasks = JoinSet::new();
         for number in 0..count {
             // As agents do, each keeps its connection.
             let agent = Agent { number, url: format!("http://{proxy}/v1/chat/completions"), client: Client::builder().build()? };
-            let (doing, accounts, under_way) = (doing.subscribe(), Arc::clone(&accounts), Arc::clone(&under_way));
-            tasks.spawn(async move { agent.work(doing, &accounts, &under_way).await });
+            let (doing, accounts, desks) = (doing.subscribe(), Arc::clone(&accounts), Arc::clone(&desks));
+            tasks.spawn(async move { agent.work(doing, &accounts, |change| change(&mut lock(&desks)[number])).await });
         }
-        Ok(Self { count, doing, accounts, under_way, _tasks: tasks })
+        Ok(Self { count, doing, accounts, desks, _tasks: tasks })
     }
 
     /// Tells them what to do, and waits until all of them do it.
@@ -98,7 +110,8 @@ impl Agents {
     pub async fn all(&self, doing: Doing) -> Result<()> {
         self.doing.send_replace(doing);
         let wanted = (doing != Doing::Rest).then_some(doing);
-        eventually(&format!("all agents to {doing:?}"), async || Ok(lock(&self.under_way).iter().all(|own| *own == wanted))).await
+        eventually(&format!("all agents to {doing:?}"), async || Ok(lock(&self.desks).iter().all(|desk| desk.doing == wanted)))
+            .await
     }
 
     /// Waits until so many more requests have ended for each agent.
@@ -108,6 +121,21 @@ impl Agents {
     pub async fn go_on(&self, more: usize) -> Result<()> {
         let wanted = lock(&self.accounts).len() + more * self.count;
         eventually("the load to go on", async || Ok(lock(&self.accounts).len() >= wanted)).await
+    }
+
+    /// Whether an agent wants its answers streamed while it talks.
+    pub fn streams(agent: usize) -> bool {
+        !agent.is_multiple_of(3)
+    }
+
+    /// Waits until an agent has begun another turn, and says which replica served the last.
+    ///
+    /// # Errors
+    /// If it does not.
+    pub async fn another_turn(&self, agent: usize) -> Result<String> {
+        let before = lock(&self.desks)[agent].begun;
+        eventually("another turn", async || Ok(lock(&self.desks)[agent].begun > before)).await?;
+        Ok(lock(&self.desks)[agent].replica.clone())
     }
 
     /// Every request that has ended since this was last asked.
@@ -128,58 +156,58 @@ struct Agent {
 }
 
 impl Agent {
-    async fn work(self, mut doing: watch::Receiver<Doing>, accounts: &Mutex<Vec<Account>>, under_way: &Mutex<Vec<Option<Doing>>>) {
+    async fn work(self, mut doing: watch::Receiver<Doing>, accounts: &Mutex<Vec<Account>>, desk: impl Fn(&dyn Fn(&mut Desk))) {
         loop {
             let now = *doing.borrow_and_update();
-            lock(under_way)[self.number] = (now == Doing::Talk).then_some(now);
+            desk(&|desk| desk.doing = (now == Doing::Talk).then_some(now));
             if now == Doing::Rest {
                 if doing.changed().await.is_err() {
                     return;
                 }
                 continue;
             }
+            let streamed = now == Doing::Hold || Agents::streams(self.number);
+            desk(&|desk| desk.begun += usize::from(!streamed));
             let (sent, mut begun) = (Instant::now(), None);
-            let end = match self.send(now).await {
+            let end = match self.send(now, streamed).await {
                 Err(end) => end,
                 Ok(response) => {
                     let turn = Turn::of(&response);
                     begun = Some((Instant::now(), turn.clone()));
-                    lock(under_way)[self.number] = Some(now);
+                    desk(&|desk| {
+                        *desk = Desk { doing: Some(now), begun: desk.begun + usize::from(streamed), replica: turn.replica.clone() };
+                    });
                     tokio::select! {
-                        end = self.read(response, &turn) => end,
+                        end = read(response, turn.status, streamed) => end,
                         _ = doing.wait_for(|other| *other != Doing::Hold), if now == Doing::Hold => End::GivenUp,
                     }
                 }
             };
             let again = !matches!(end, End::Whole | End::GivenUp);
-            lock(accounts).push(Account { sent, begun, ended: Instant::now(), end });
+            lock(accounts).push(Account { agent: self.number, sent, begun, ended: Instant::now(), end });
             if again {
                 sleep(AGAIN).await;
             }
         }
     }
 
-    fn streamed(&self, doing: Doing) -> bool {
-        doing == Doing::Hold || !self.number.is_multiple_of(3)
-    }
-
-    async fn send(&self, doing: Doing) -> Result<Response, End> {
+    async fn send(&self, doing: Doing, streamed: bool) -> Result<Response, End> {
         let text = format!("agent {}", self.number);
         let mut body = chat_body(&text, if doing == Doing::Hold { LONG } else { SHORT });
-        body["stream"] = json!(self.streamed(doing));
+        body["stream"] = json!(streamed);
         let request = self.client.post(&self.url).header("x-session-id", &text).json(&body);
         request.send().await.map_err(|error| if error.is_connect() { End::NoConnection } else { End::Broken })
     }
+}
 
-    async fn read(&self, response: Response, turn: &Turn) -> End {
-        let streamed = response.headers().get("content-type").is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"));
-        let Ok(body) = response.bytes().await else { return End::Broken };
-        let whole = if streamed { body.ends_with(b"data: [DONE]\n\n") } else { serde_json::from_slice::<Value>(&body).is_ok() };
-        match (turn.status, whole) {
-            (200, true) => End::Whole,
-            (200, false) => End::Broken,
-            (status, _) => End::Failed(format!("{status} {}", String::from_utf8_lossy(&body))),
-        }
+/// Reads an answer to its end.
+async fn read(response: Response, status: u16, streamed: bool) -> End {
+    let Ok(body) = response.bytes().await else { return End::Broken };
+    let whole = if streamed { body.ends_with(b"data: [DONE]\n\n") } else { serde_json::from_slice::<Value>(&body).is_ok() };
+    match (status, whole) {
+        (200, true) => End::Whole,
+        (200, false) => End::Broken,
+        (status, _) => End::Failed(format!("{status} {}", String::from_utf8_lossy(&body))),
     }
 }
 

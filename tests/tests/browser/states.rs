@@ -60,7 +60,7 @@ async fn before_its_first_state_the_page_says_so_and_a_collector_that_gives_none
     }
     let visitor = visit(&collector).await?;
     assert_eq!((link(&visitor).await?.as_str(), seen(&visitor, "#link-text").await?.as_str()), ("loading", "connecting"));
-    let shapes = "document.getElementById('loading').checkVisibility() && document.querySelector('.pool .card') === null";
+    let shapes = "document.getElementById('loading').checkVisibility() && document.querySelector('#pools *') === null";
     assert!(visitor.ask::<bool>(shapes).await?, "grey shapes stand where figures will be, and no figure");
     assert_eq!(seen(&visitor, "#envoys").await?, "", "nor an empty table");
 
