@@ -177,7 +177,7 @@ impl Trial {
                 End::NoConnection if account.sent <= envoy.back && account.ended >= envoy.killed => refused += 1,
                 End::Broken if met(account, envoy) => losses.at_envoy += 1,
                 End::Broken if met(account, replica) && had_begun(replica.dead) && served_by == Some(&victim) => {
-                    losses.at_replica += 1
+                    losses.at_replica += 1;
                 }
                 _ => anyhow::bail!("a request was lost that no killed process had: {account:?}; {victim}: {:?}", self.outages),
             }
@@ -236,6 +236,10 @@ impl Trial {
         check("in flight", of("in_flight").into(), engines.clone().into());
         check("running", of("running").into(), engines.into());
         check("the Envoy", envoy["connected"].clone(), true.into());
+        // The page is a second older than the API, in which an Envoy takes four.
+        let taken = (page["taken"].as_u64(), envoy["answered"].as_u64());
+        let up_to_date = matches!(taken, (Some(page), Some(api)) if page > 0 && page <= api && api - page <= 8);
+        check(&format!("the count of snapshots taken, {taken:?}, up to date"), up_to_date.into(), true.into());
         check("the Envoy answers", (envoy["answer_age_ms"].as_u64() < Some(1000)).into(), true.into());
         let since = pool["routing"]["counting_since_ms"].as_u64();
         check("counting since the Envoy's start", (since > Some(self.outages[&Envoy].killed_ms)).into(), true.into());
@@ -256,6 +260,7 @@ const PAGE: &str = "(() => {
     return {
         link: document.body.dataset.link, title: document.title, states: all('state'), in_flight: all('in_flight'), running: all('running'),
         all_in_flight: fact('in-flight'), affinity: fact('affinity'), envoy: document.querySelector('.envoys [data-f=state]')?.textContent,
+        taken: Number(document.querySelector('.envoys [data-f=answered]')?.textContent.replaceAll(',', '')),
         problems: [...document.querySelectorAll('.problem')].map((cell) => cell.textContent).join(''),
         counted: counts.reduce((sum, count) => sum + Number(count.replaceAll(',', '')), 0),
     };
