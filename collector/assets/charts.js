@@ -8,8 +8,8 @@ const WINDOWS = [60, 180, 360, 720];
 const MOST_POINTS = 180;
 const PLOT_HEIGHT = 120;
 const ROW_HEIGHT = 22;
-/** What stands in a chart before the collector has recorded anything. */
-const FIRST_STEP = 'The first figures come within ten seconds of the collector\u2019s start';
+/** What stands in a chart before anything is recorded. */
+const FIRST_STEP = 'No figures yet: they begin some seconds after the first replica is read';
 
 function svg(name, attributes = {}) {
   const node = document.createElementNS(SVG, name);
@@ -24,7 +24,7 @@ export function shownWindow(history) {
   // Points begin at the same steps however many follow, so that a chart moves and does not flicker.
   const newest = Math.floor(history.step / each);
   const points = steps / each;
-  const endMs = history.atMs;
+  const endMs = history.atMs || Date.now();
   return {
     minutes: (steps * history.stepMs) / 60_000,
     points,

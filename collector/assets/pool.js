@@ -17,12 +17,15 @@ const FACTS = [
   { key: 'affinity', name: 'Affinity', of: (r) => [AFFINITY[r.affinity] ?? '–', r.affinity === 'mixed' ? 'differs by Envoy' : ''] },
   { key: 'threshold', name: 'Spill threshold', of: (r) => [span(r.spill_threshold), automatic(r.spill_threshold_auto)] },
   { key: 'margin', name: 'Spill margin', of: (r) => [span(r.spill_margin), automatic(r.spill_margin_auto)] },
-  { key: 'sticky', name: 'Sticky share', of: (r) => [percent(r.sticky_share), `of ${plural(total(r.requests), 'request')}`] },
+  { key: 'sticky', name: 'Sticky share', of: (r) => [percent(r.sticky_share), isCounted(r) ? `of ${plural(total(r.requests), 'request')}` : ''] },
   { key: 'in-flight', name: 'In flight', of: (r) => [number(r.in_flight), r.in_flight === 1 ? 'request' : 'requests'] },
   { key: 'envoys', name: 'Envoys', of: (r) => [number(r.envoys_connected), `connected of ${number(r.envoys)}`] },
 ];
 
 const total = (requests) => Object.values(requests).reduce((sum, count) => sum + count, 0);
+
+/** Whether some Envoy has ever said how many requests it counted. */
+const isCounted = (routing) => routing.counting_since_ms !== null || total(routing.requests) > 0;
 
 export class PoolView {
   constructor(cluster) {
@@ -81,7 +84,7 @@ export class PoolView {
     this.showCapacity(pool);
     const names = pool.replicas.map(({ replica }) => replica);
     keyed(this.root.querySelector('tbody'), this.rows, names, () => copy('replica-template'));
-    for (const replica of pool.replicas) showReplica(this.rows.get(replica.replica), replica);
+    for (const replica of pool.replicas) showReplica(this.rows.get(replica.replica), replica, isCounted(pool.routing));
     this.f('no-replicas').hidden = names.length > 0;
     text(this.f('no-replicas'), whyNone(pool.sources));
     text(this.f('sources'), pool.sources.filter(({ problem }) => problem).map(explainSource).join(' '));
@@ -98,7 +101,7 @@ export class PoolView {
     const states = Object.entries(STATES).map(([state, name]) => [name, replicas.filter((replica) => stateOf(replica) === state).length]);
     const [[, ready], ...others] = states;
     const told = others.filter(([, count]) => count > 0).map(([name, count]) => `${count} ${name}`);
-    text(this.f('summary'), [`${ready} of ${plural(replicas.length, 'replica')} ready`, ...told].join(', '));
+    text(this.f('summary'), replicas.length === 0 ? 'no replicas' : [`${ready} of ${plural(replicas.length, 'replica')} ready`, ...told].join(', '));
     const alarm = replicas.some((replica) => !['ready', 'unknown'].includes(stateOf(replica)));
     attribute(this.f('summary'), 'data-alarm', alarm ? '' : null);
     text(this.f('share'), percent(hour.cached_share));
@@ -184,7 +187,7 @@ function problems({ problem, drained_by: by, missing }) {
   ].filter((one) => one);
 }
 
-function showReplica({ root, f }, replica) {
+function showReplica({ root, f }, replica, counted) {
   const { requests } = replica;
   const state = stateOf(replica);
   attribute(root, 'data-state', state);
@@ -197,8 +200,8 @@ function showReplica({ root, f }, replica) {
   const read = replica.age_ms !== null;
   text(f('running'), number(read ? replica.running : null));
   text(f('waiting'), number(read ? replica.waiting : null));
-  for (const outcome of ['sticky', 'spilled', 'pinned', 'placed', 'rehomed']) count(f(outcome), requests[outcome]);
-  count(f('other'), requests.unkeyed + requests.passed);
+  for (const outcome of ['sticky', 'spilled', 'pinned', 'placed', 'rehomed']) count(f(outcome), counted ? requests[outcome] : null);
+  count(f('other'), counted ? requests.unkeyed + requests.passed : null);
   text(f('held'), number(replica.held_conversations));
   showContext(f, replica);
   text(f('kv'), percent(read ? replica.kv_usage : null));

@@ -130,7 +130,8 @@ async fn what_is_in_flight_is_shown_while_it_is() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_replica_that_is_killed_and_then_the_collector_are_seen_to_be_gone_within_three_seconds() -> Result<()> {
+async fn a_replica_that_is_killed_and_then_the_collector_are_seen_to_be_gone_within_three_seconds_and_so_is_its_return()
+-> Result<()> {
     let mut stack = fast_stack(StackOptions::default()).await?;
     let visitor = opened(Screen::DESKTOP, &stack).await?;
     stack.replicas[1].0.kill().await?;
@@ -147,15 +148,22 @@ async fn a_replica_that_is_killed_and_then_the_collector_are_seen_to_be_gone_wit
     .await?;
 
     assert_eq!(visitor.complaints(), Vec::<String>::new());
-    let (mut process, _) = stack.collector.take().context("the collector")?;
-    process.kill().await?;
+    stack.collector.as_mut().context("the collector")?.0.kill().await?;
     let killed = Instant::now();
     eventually("the page to be stale", async || visitor.ask("document.body.dataset.link === 'stale'").await).await?;
     // The last state may be as good as new when the collector ends.
     assert!(killed.elapsed() < SOON + Duration::from_secs(1), "{:?}", killed.elapsed());
     let notice: String = visitor.ask("document.getElementById('notice').textContent").await?;
     assert!(notice.starts_with("Nothing from the collector for"), "{notice}");
-    Ok(())
+
+    stack.revive_collector().await?;
+    let back = Instant::now();
+    eventually("the page to be live", async || visitor.ask("document.body.dataset.link === 'live'").await).await?;
+    assert!(back.elapsed() < SOON, "{:?}", back.elapsed());
+    eventually("the charts to begin anew, as the collector's history does", async || {
+        visitor.ask("document.querySelector('.nothing:not([hidden])')?.textContent.startsWith('No figures yet') ?? false").await
+    })
+    .await
 }
 
 #[tokio::test(flavor = "multi_thread")]

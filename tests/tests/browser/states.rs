@@ -131,7 +131,7 @@ async fn an_envoy_and_a_replica_that_never_answered_and_a_name_without_an_addres
 
     assert_eq!(column(&visitor, "state").await?, ["down"]);
     assert!(column(&visitor, "problem").await?[0].contains("the connection was refused; is vLLM running"));
-    for name in ["in_flight", "running", "waiting", "held", "kv", "hits", "age"] {
+    for name in ["in_flight", "running", "waiting", "sticky", "placed", "other", "held", "kv", "hits", "age"] {
         assert_eq!(column(&visitor, name).await?, ["–"], "{name}");
     }
 
