@@ -148,7 +148,7 @@ export class Chart {
   show(history, window) {
     this.data = this.series.map(({ of }) => window.pick(of(history)));
     this.window = window;
-    this.recorded = history.length > 0;
+    this.recorded = history.pool.computed.some((value) => value !== null);
     this.draw();
   }
 

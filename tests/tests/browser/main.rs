@@ -98,6 +98,8 @@ async fn the_card_and_the_rows_say_what_the_api_says_and_move_under_load() -> Re
     })
     .await?;
     eventually("the last hour's cached share", async || {
+        // What comes before the collector's first step is in none.
+        turn(&stack, "seen-0", 4).await?;
         let share = pool(&stack).await?["hour"]["cached_share"].as_f64().map(|share| format!("{:.0} %", share * 100.0));
         Ok(share.is_some() && Some(visitor.ask::<String>("document.querySelector('[data-f=share]').textContent").await?) == share)
     })
