@@ -19,6 +19,10 @@ pub struct TestOptions {
     /// Only the end-to-end tests on real vLLM servers. The first time, this installs vLLM; the tests take some minutes.
     #[arg(long, conflicts_with = "end_to_end")]
     vllm: bool,
+    /// Only the collector, a replica and Envoy killed and started again in all 36 orders under load, of which the end-to-end tests take 6.
+    /// About ten minutes.
+    #[arg(long, conflicts_with_all = ["end_to_end", "vllm"])]
+    restarts: bool,
 }
 
 /// Runs the checks.
@@ -28,6 +32,9 @@ pub struct TestOptions {
 pub async fn test(options: &TestOptions) -> Result<()> {
     if options.vllm {
         return on_vllm().await;
+    }
+    if options.restarts {
+        return restarts();
     }
     if options.end_to_end.is_none() {
         format_and_lints()?;
@@ -40,6 +47,25 @@ pub async fn test(options: &TestOptions) -> Result<()> {
     let mut command = cargo();
     // The tests find what was built; two at a time leave each a core.
     command.args(["test", "--package", "homing-tests", "--"]).args(&options.end_to_end).args(["--test-threads", "2"]);
+    run(command.env("HOMING_ENVOY", &tools.envoy))
+}
+
+/// The long version of the end-to-end test of restarts.
+fn restarts() -> Result<()> {
+    let tools = Tools::ensure()?;
+    say("every order of kills with every order of starts");
+    let mut command = cargo();
+    command.args([
+        "test",
+        "--package",
+        "homing-tests",
+        "--test",
+        "browser",
+        "--",
+        "--ignored",
+        "--nocapture",
+        "every_order_of_kills",
+    ]);
     run(command.env("HOMING_ENVOY", &tools.envoy))
 }
 
