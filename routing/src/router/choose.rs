@@ -111,9 +111,14 @@ impl<H: Host> Router<H> {
     }
 
     /// The replica a new conversation goes to, of those that are allowed, without taking it.
-    pub(super) fn best_of(&self, pool: &Pool, allowed: impl Fn(ReplicaId) -> bool) -> Result<Option<ReplicaId>, HostError> {
+    pub(super) fn best_of(
+        &self,
+        pool: &Pool,
+        preferred: Option<ReplicaId>,
+        allowed: impl Fn(ReplicaId) -> bool,
+    ) -> Result<Option<ReplicaId>, HostError> {
         let ledger = pool.open_ledger(&self.host)?;
-        Ok(self.best(pool, &ledger, None, allowed)?.map(|(_, member)| member.replica.id))
+        Ok(self.best(pool, &ledger, preferred, allowed)?.map(|(_, member)| member.replica.id))
     }
 
     /// Takes a replica that was chosen already, and writes it into the ledger.
