@@ -232,9 +232,14 @@ impl<H: Host> Router<H> {
         }
         let tokens = waiting.tokens;
         if let Some(place) = active.filter(|_| lost.is_none()) {
-            let moves =
-                |home: &ReplicaId| place.in_flight == 0 && *home != place.replica && Usage::of(terms, set).fits(*home, tokens);
-            let replica = waiting.home.filter(moves).unwrap_or(place.replica);
+            // It keeps a place, but where it goes is decided as without admission, and its place goes along if it fits there.
+            let replica = if waiting.home == Some(place.replica) {
+                place.replica
+            } else {
+                let usage = Usage::of(terms, set);
+                let fits = |replica: ReplicaId| usage.fits(replica, tokens);
+                self.at_home_or_best(pool, request, waiting, fits)?.unwrap_or(place.replica)
+            };
             let turns = if turns_granted > 0 && place.turns >= turns_granted { 0 } else { place.turns };
             let again = Place {
                 replica,
@@ -256,10 +261,7 @@ impl<H: Host> Router<H> {
         let fits = |replica: ReplicaId| {
             if look == Look::Overdue { terms.rooms.room(replica).is_some() } else { usage.fits(replica, tokens) }
         };
-        let replica = match waiting.home.filter(|home| fits(*home)) {
-            Some(home) => Some(home),
-            None => self.best_of(pool, self.parent_home(request, waiting)?, fits)?,
-        };
+        let replica = self.at_home_or_best(pool, request, waiting, fits)?;
         let Some(replica) = replica else {
             let has_room = || Usage::of(terms, set).fits_somewhere(tokens);
             waiting.reason = lost.unwrap_or_else(|| if has_room() { Reason::BehindOthers } else { Reason::NoRoom });
@@ -267,6 +269,20 @@ impl<H: Host> Router<H> {
         };
         set.places.push(Place { lane: self.lane_tag(), ..waiting.place(replica, self.now_ms) });
         Ok(Some(replica))
+    }
+
+    /// The home, or else where a new conversation goes, of the replicas that are allowed.
+    fn at_home_or_best(
+        &self,
+        pool: &Pool,
+        request: &Request<'_>,
+        waiting: &Waiting,
+        allowed: impl Fn(ReplicaId) -> bool,
+    ) -> Result<Option<ReplicaId>, HostError> {
+        match waiting.home.filter(|home| allowed(*home)) {
+            Some(home) => Ok(Some(home)),
+            None => self.best_of(pool, self.parent_home(request, waiting)?, allowed),
+        }
     }
 
     /// The home of the conversation that a new one began in.
