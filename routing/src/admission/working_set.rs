@@ -294,9 +294,18 @@ fn decode(bytes: &[u8]) -> Option<(u64, Vec<Place>, Vec<Waiting>)> {
     let (places, waiting) = (count(MAX_PLACES)?, count(MAX_WAITING)?);
     let (of_places, of_waiting) = bytes.get(HEADER_BYTES..)?.split_at_checked(places.checked_mul(PLACE_BYTES)?)?;
     let is_whole = of_waiting.len() == waiting.checked_mul(WAITING_BYTES)?;
-    let places = of_places.as_chunks().0.iter().map(Place::read).collect::<Option<_>>()?;
-    let waiting = of_waiting.as_chunks().0.iter().map(Waiting::read).collect::<Option<_>>()?;
+    let (places, waiting) = (read_all(of_places, Place::read)?, read_all(of_waiting, Waiting::read)?);
     is_whole.then_some((grace_ms, places, waiting))
+}
+
+/// Records of `N` bytes each. Collecting options would grow the list step by step.
+fn read_all<T, const N: usize>(bytes: &[u8], read: impl Fn(&[u8; N]) -> Option<T>) -> Option<Vec<T>> {
+    let records = bytes.as_chunks().0;
+    let mut all = Vec::with_capacity(records.len());
+    for record in records {
+        all.push(read(record)?);
+    }
+    Some(all)
 }
 
 #[cfg(test)]
