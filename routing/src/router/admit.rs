@@ -281,7 +281,7 @@ impl<H: Host> Router<H> {
     ) -> Result<Option<ReplicaId>, HostError> {
         match waiting.home.filter(|home| allowed(*home)) {
             Some(home) => Ok(Some(home)),
-            None => self.best_of(pool, self.parent_home(request, waiting)?, allowed),
+            None => self.best_of(pool, self.parent_home(request, waiting)?, request.bytes, allowed),
         }
     }
 
