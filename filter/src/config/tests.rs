@@ -77,8 +77,10 @@ fn admission_is_off_unless_it_is_asked_for() {
     }
     assert_eq!(admission(r#"{"mode":"working_set"}"#), Some(Admission::default()));
     let every = r#"{"mode":"working_set","max_held":7.0,"max_wait":"2m","overflow":"reject","turns":3}"#;
-    let expected = Admission { max_held: 7, max_wait_ms: 120_000, overflow: Overflow::Reject, turns: 3 };
+    let expected = Admission { max_held: 7, max_wait_ms: 120_000, overflow: Overflow::Reject, turns: 3, ..Admission::default() };
     assert_eq!(admission(every), Some(expected));
+    let grace = admission(r#"{"mode":"working_set","min_grace":"500ms","max_grace":"5s"}"#).expect("admission");
+    assert_eq!((grace.min_grace_ms, grace.max_grace_ms), (500, 5_000));
 }
 
 #[test]
@@ -118,6 +120,14 @@ fn a_refusal_names_the_key_and_what_it_may_be() {
         ),
         (r#"{"role":"route","pools":[{"cluster":"a","admission":{"max_wait":120}}]}"#, "pools[0].admission.max_wait"),
         (r#"{"role":"route","pools":[{"cluster":"a","admission":{"overflow":"drop"}}]}"#, "expected `send` or `reject`"),
+        (
+            r#"{"role":"route","pools":[{"cluster":"a","admission":{"min_grace":"1ms"}}]}"#,
+            "pools[0].admission.min_grace: must be from 10ms to 300s",
+        ),
+        (
+            r#"{"role":"route","pools":[{"cluster":"a","admission":{"max_grace":"1s"}}]}"#,
+            "pools[0].admission.min_grace: must be at most `max_grace`, which is 1000ms: set both",
+        ),
         (
             r#"{"role":"route","pools":[{"cluster":"a","admission":{"turns":65536}}]}"#,
             "pools[0].admission.turns: must be from 0 to 65535",
