@@ -9,6 +9,7 @@ pub mod bench;
 pub mod demo;
 pub mod envoy;
 mod load;
+pub mod manifests;
 pub mod process;
 pub mod stack;
 pub mod tests;

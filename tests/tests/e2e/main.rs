@@ -10,4 +10,7 @@ mod endings;
 mod failures;
 mod headers;
 mod identity;
+mod kubernetes;
+mod models;
 mod routing;
+mod tls;
