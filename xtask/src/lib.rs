@@ -7,6 +7,7 @@
 
 pub mod bench;
 pub mod demo;
+pub mod dist;
 pub mod envoy;
 mod load;
 pub mod manifests;

@@ -6,7 +6,7 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 
 use crate::tools::{self, root, run, say};
@@ -26,7 +26,24 @@ pub fn resources(file: &str) -> Result<Vec<Value>> {
 /// # Errors
 /// The first check that fails, or whatever cannot be installed.
 pub fn check() -> Result<()> {
-    kubernetes()
+    kubernetes()?;
+    compose()?;
+    say("the Dockerfile");
+    run(Command::new(tools::hadolint()?).arg("docker/Dockerfile"))
+}
+
+/// The compose file against its schema, and as Docker reads it, for every profile.
+fn compose() -> Result<()> {
+    say("the compose file");
+    let schema: Value = serde_json::from_str(&fs::read_to_string(root().join("xtask/manifests/compose-spec.json"))?)?;
+    let file: Value = serde_saphyr::from_str(&fs::read_to_string(root().join("docker-compose.yml"))?)?;
+    if let Err(error) = jsonschema::validate(&schema, &file) {
+        bail!("docker-compose.yml does not fit the schema: {error} at {}", error.instance_path());
+    }
+    for profile in ["stand-in", "gpu", "gpu4", "load"] {
+        run(tools::compose()?.args(["--profile", profile, "config", "--quiet"]))?;
+    }
+    Ok(())
 }
 
 /// Every resource against its schema.

@@ -76,7 +76,7 @@ pools:
     assert_eq!((a.dns[1].family, a.dns[1].refresh), (AddressFamily::V4Only, Duration::from_secs(60)));
     assert_eq!(b.files, [PathBuf::from("one.json"), PathBuf::from("/two.yaml")]);
     assert_eq!(b.token, Some(TokenSource::Inline("abc".to_owned())));
-    let tls = TlsConfig { ca_file: Some("/ca.pem".into()), server_name: Some("vllm.internal".to_owned()), insecure: false };
+    let tls = TlsConfig { ca_file: Some("/ca.pem".into()), server_name: Some("vllm.internal".to_owned()), ..TlsConfig::default() };
     assert_eq!(b.tls, Some(tls));
     assert!(a.tls.is_none() && a.replicas.is_empty() && c.replicas.is_empty());
     assert_eq!(config.api, Some(TokenSource::File("/run/secrets/api".into())));

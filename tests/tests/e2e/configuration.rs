@@ -47,8 +47,9 @@ fn shipped(folder: &Path) -> Result<Vec<PathBuf>> {
 #[tokio::test(flavor = "multi_thread")]
 async fn every_shipped_configuration_is_valid() -> Result<()> {
     let certificates = Certificates::write()?;
-    let all = shipped(&root().join("envoy"))?;
-    assert!(all.len() >= 7, "{all:?}");
+    let mut all = shipped(&root().join("envoy"))?;
+    all.extend(shipped(&root().join("docker"))?);
+    assert!(all.len() >= 8, "{all:?}");
     for path in all {
         let (valid, said) = validate(|config| certificates.used_by(config), EnvoyConfig::read(&path)?).await?;
         assert!(valid, "{}: {said}", path.display());

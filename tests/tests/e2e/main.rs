@@ -2,6 +2,7 @@
 
 mod admission;
 mod bodies;
+mod compose;
 mod configuration;
 mod control;
 mod dashboards;
