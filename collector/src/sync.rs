@@ -18,8 +18,9 @@ use crate::telemetry::Telemetry;
 /// How long one exchange may take.
 pub const SYNC_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The longest pause between two attempts at an Envoy that does not take snapshots.
-pub const MAX_BACKOFF: Duration = Duration::from_secs(2);
+/// The longest pause between two attempts at an Envoy that does not take snapshots. An Envoy that restarts knows no replica until it
+/// has one, and leaves its requests to its fallback so long.
+pub const MAX_BACKOFF: Duration = Duration::from_millis(500);
 
 /// Different problems of one Envoy that are logged until it answers again; one that keeps finding new ones must not fill the log.
 const MAX_COMPLAINTS: usize = 16;

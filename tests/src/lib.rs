@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod agents;
 pub mod browser;
 pub mod certificates;
 pub mod scripted;

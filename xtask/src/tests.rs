@@ -24,6 +24,10 @@ pub struct TestOptions {
     /// Only the end-to-end tests, on an Envoy of this version; `all` for every version that is supported. Each is installed when missing.
     #[arg(long, value_name = "VERSION", conflicts_with = "vllm", value_parser = envoys().collect::<Vec<_>>())]
     envoy: Option<String>,
+    /// Only the collector, a replica and Envoy killed and started again in all 36 orders under load, of which the end-to-end tests take 6.
+    /// About ten minutes.
+    #[arg(long, conflicts_with_all = ["end_to_end", "vllm"])]
+    restarts: bool,
 }
 
 fn envoys() -> impl Iterator<Item = &'static str> {
@@ -37,6 +41,9 @@ fn envoys() -> impl Iterator<Item = &'static str> {
 pub async fn test(options: &TestOptions) -> Result<()> {
     if options.vllm {
         return on_vllm().await;
+    }
+    if options.restarts {
+        return restarts();
     }
     let only_some = options.end_to_end.is_some() || options.envoy.is_some();
     if !only_some {
@@ -80,6 +87,25 @@ fn envoy_version(envoy: &Path) -> Result<String> {
     // envoy  version: <commit>/<version>/<state>/<build>/<TLS library>
     let version = said.split('/').nth(1).with_context(|| format!("{} does not say its version", envoy.display()))?;
     Ok(format!("Envoy {version}"))
+}
+
+/// The long version of the end-to-end test of restarts.
+fn restarts() -> Result<()> {
+    let tools = Tools::ensure()?;
+    say("every order of kills with every order of starts");
+    let mut command = cargo();
+    command.args([
+        "test",
+        "--package",
+        "homing-tests",
+        "--test",
+        "browser",
+        "--",
+        "--ignored",
+        "--nocapture",
+        "every_order_of_kills",
+    ]);
+    run(command.env("HOMING_ENVOY", &tools.envoy))
 }
 
 /// The tests on real engines. They are ignored by default, since each starts servers that need half a minute and both cores.
