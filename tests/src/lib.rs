@@ -4,6 +4,7 @@
 
 pub mod agents;
 pub mod browser;
+pub mod certificates;
 pub mod scripted;
 
 use std::collections::BTreeMap;
