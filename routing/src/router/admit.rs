@@ -261,15 +261,14 @@ impl<H: Host> Router<H> {
         let replica = if look == Look::Overdue {
             self.at_home_or_best(pool, request, waiting, is_room)?
         } else {
-            // While nobody waits, a conversation that is quiet and may have ended sends no other away from where it would go.
-            let free = || Usage::of_running(terms, set);
-            let usual = if set.waiting.is_empty() { self.at_home_or_best(pool, request, waiting, is_room)? } else { None };
-            match usual.filter(|usual| free().fits(*usual, tokens)) {
+            let usage = terms.usage_before(set, waiting);
+            // While nobody waits and there is room somewhere, a conversation that is quiet and may have ended sends no other away from where
+            // it would go.
+            let is_usual = set.waiting.is_empty() && usage.fits_somewhere(tokens);
+            let usual = if is_usual { self.at_home_or_best(pool, request, waiting, is_room)? } else { None };
+            match usual.filter(|usual| Usage::of_running(terms, set).fits(*usual, tokens)) {
                 Some(usual) => Some(usual),
-                None => {
-                    let usage = terms.usage_before(set, waiting);
-                    self.at_home_or_best(pool, request, waiting, |replica| usage.fits(replica, tokens))?
-                }
+                None => self.at_home_or_best(pool, request, waiting, |replica| usage.fits(replica, tokens))?,
             }
         };
         let Some(replica) = replica else {
