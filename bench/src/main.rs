@@ -57,6 +57,9 @@ struct ReplicaArgs {
     /// Loopback address and port to listen on; port 0 takes a free one.
     #[arg(long, default_value = "127.0.0.1:0")]
     listen: SocketAddr,
+    /// Let it listen where others can reach it, as in a container: they can read what clients sent, and make it misbehave.
+    #[arg(long)]
+    allow_remote: bool,
     /// Name of the model.
     #[arg(long, default_value = "qwen3-4b")]
     model: String,
@@ -366,6 +369,7 @@ async fn replica(args: ReplicaArgs) -> Result<()> {
     };
     let config = ReplicaConfig {
         listen: args.listen,
+        allow_remote: args.allow_remote,
         model: args.model,
         speed: args.speed,
         max_model_len: args.max_model_len,

@@ -9,6 +9,7 @@ pub mod api;
 pub mod capacity;
 pub mod config;
 pub mod console;
+mod control_client;
 pub mod discovery;
 pub mod drain;
 pub mod endpoint;
@@ -22,6 +23,7 @@ pub mod scrape;
 pub mod status;
 pub mod sync;
 pub mod telemetry;
+mod tls;
 pub mod vllm;
 
 use std::net::SocketAddr;

@@ -4,22 +4,23 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use homing_routing::sync::{MAX_SYNC_BYTES, SYNC_PATH, SYNC_VERSION, SyncAnswer};
-use reqwest::header::{AUTHORIZATION, CONTENT_TYPE};
-use reqwest::redirect::Policy;
-use reqwest::{Client, StatusCode, Url};
+use anyhow::Context as _;
+use homing_routing::sync::{MAX_SYNC_BYTES, SYNC_VERSION, SyncAnswer};
+use hyper::StatusCode;
 use tokio::time::Instant;
 
-use crate::config::{ControlUrl, EnvoyConfig};
+use crate::config::EnvoyConfig;
+use crate::control_client::ControlClient;
 use crate::fleet::{Envoy, Fleet};
-use crate::http_client::{self, Bearer, BodyError, read_body};
+use crate::http_client::Bearer;
 use crate::telemetry::Telemetry;
 
 /// How long one exchange may take.
 pub const SYNC_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The longest pause between two attempts at an Envoy that does not take snapshots.
-pub const MAX_BACKOFF: Duration = Duration::from_secs(2);
+/// The longest pause between two attempts at an Envoy that does not take snapshots. An Envoy that restarts knows no replica until it
+/// has one, and leaves its requests to its fallback so long.
+pub const MAX_BACKOFF: Duration = Duration::from_millis(500);
 
 /// Different problems of one Envoy that are logged until it answers again; one that keeps finding new ones must not fill the log.
 const MAX_COMPLAINTS: usize = 16;
@@ -96,23 +97,16 @@ impl SyncFailure {
 
 /// The way to one Envoy's control listener.
 pub(crate) struct Control {
-    client: Client,
-    url: Url,
+    client: ControlClient,
     bearer: Bearer,
 }
 
 impl Control {
-    /// Reads the token, if there is one.
+    /// Reads the token and the certificates, if there are some.
     pub(crate) fn new(config: &EnvoyConfig) -> anyhow::Result<Self> {
-        // Connections are kept, no redirect is followed and no proxy of the environment is used, as in polling.
-        let builder = Client::builder().timeout(SYNC_TIMEOUT).redirect(Policy::none()).no_proxy().tcp_nodelay(true);
-        let (builder, host) = match &config.url {
-            ControlUrl::Tcp(address) => (builder, address.to_string()),
-            ControlUrl::Unix(path) => (unix_socket(builder, path)?, "localhost".to_owned()),
-        };
-        let url = format!("http://{host}{SYNC_PATH}").parse()?;
-        let bearer = Bearer::read(config.token.as_ref()).map_err(|error| anyhow::anyhow!("envoy {}: {error}", config.url))?;
-        Ok(Self { client: builder.user_agent(http_client::USER_AGENT).build()?, url, bearer })
+        let context = || format!("envoy {}", config.url);
+        let bearer = Bearer::read(config.token.as_ref()).map_err(anyhow::Error::msg).with_context(context)?;
+        Ok(Self { client: ControlClient::new(config).with_context(context)?, bearer })
     }
 
     /// One exchange. After a 401 the token is read again, since a token file may have been changed.
@@ -122,18 +116,8 @@ impl Control {
         if body.len() > MAX_SYNC_BYTES {
             return Err(SyncFailure::TooLarge(body.len()));
         }
-        let mut request = self.client.post(self.url.clone()).header(CONTENT_TYPE, "application/json").body(body);
-        if let Some(token) = self.bearer.header() {
-            request = request.header(AUTHORIZATION, token);
-        }
-        let response = request.send().await.map_err(|error| connection(&error))?;
-        let status = response.status();
-        let mut answer = Vec::new();
-        let body = reqwest::Body::from(response);
-        read_body(body, &mut answer, MAX_SYNC_BYTES).await.map_err(|error| match error {
-            BodyError::TooLarge => SyncFailure::Answer(format!("more than {MAX_SYNC_BYTES} bytes")),
-            BodyError::Broken(error) => connection(&error),
-        })?;
+        let exchange = self.client.post(body, self.bearer.header(), MAX_SYNC_BYTES);
+        let (status, answer) = tokio::time::timeout(SYNC_TIMEOUT, exchange).await.map_err(|_| SyncFailure::Timeout)??;
         if status == StatusCode::UNAUTHORIZED {
             self.bearer.read_again().map_err(SyncFailure::Token)?;
         }
@@ -149,20 +133,6 @@ impl Control {
             answer => Ok(answer),
         }
     }
-}
-
-fn connection(error: &reqwest::Error) -> SyncFailure {
-    if error.is_timeout() { SyncFailure::Timeout } else { SyncFailure::Unreachable(http_client::root_cause(error)) }
-}
-
-#[cfg(unix)]
-fn unix_socket(builder: reqwest::ClientBuilder, path: &std::path::Path) -> anyhow::Result<reqwest::ClientBuilder> {
-    Ok(builder.unix_socket(path))
-}
-
-#[cfg(not(unix))]
-fn unix_socket(_: reqwest::ClientBuilder, path: &std::path::Path) -> anyhow::Result<reqwest::ClientBuilder> {
-    anyhow::bail!("unix:{} needs a Unix system; use http://ip:port", path.display())
 }
 
 /// Pushes snapshots to the Envoy at `index` of the fleet for ever, one every `interval`.

@@ -7,8 +7,10 @@
 
 pub mod bench;
 pub mod demo;
+pub mod dist;
 pub mod envoy;
 mod load;
+pub mod manifests;
 pub mod process;
 pub mod stack;
 pub mod tests;

@@ -113,7 +113,7 @@ async fn what_an_envoy_refuses_is_shown_with_what_to_do_and_it_is_asked_less_oft
     assert!(says(&seen["problem"], "`role: control`"), "{seen:#}");
     assert_eq!(seen["answered"], 0);
     collector.until("thirty polls", |_| replica.asked() >= 30).await;
-    // Both begin with every 50 ms; here the pause doubles up to two seconds.
+    // Both begin with every 50 ms; here the pause doubles up to half a second.
     assert!(envoy.state.asked.load(Ordering::SeqCst) <= 10);
 }
 

@@ -11,7 +11,7 @@ fn refused(json: &str) -> String {
 fn accepted(json: &str) -> RouteConfig {
     match read(json.as_bytes()).expect("a configuration") {
         Role::Route(config) => *config,
-        Role::Control(_) => panic!("a route role"),
+        Role::Control(_) | Role::Model(_) => panic!("a route role"),
     }
 }
 
@@ -152,5 +152,34 @@ proptest::proptest! {
         let _ = read(&bytes);
         let _ = read(text.as_bytes());
         let _ = read(format!(r#"{{"role":"route","pools":[{{"cluster":"a",{text}"#).as_bytes());
+    }
+}
+
+#[test]
+fn the_model_role_needs_nothing_and_takes_a_header() {
+    let model = |json: &str| match read(json.as_bytes()).expect("a configuration") {
+        Role::Model(config) => config,
+        Role::Route(_) | Role::Control(_) => panic!("a model role"),
+    };
+    let header = |name: &str| name.to_owned();
+    assert_eq!(model(r#"{"role":"model"}"#), ModelConfig { header: header("x-homing-model"), max_body_bytes: 32 << 20 });
+    assert_eq!(
+        model(r#"{"role":"model","header":"X-Model","max_body_bytes":1024}"#),
+        ModelConfig { header: header("x-model"), max_body_bytes: 1024 }
+    );
+}
+
+#[test]
+fn a_key_of_another_role_is_refused() {
+    for (json, key) in [
+        (r#"{"role":"model","header":"a b"}"#, "header"),
+        (r#"{"role":"model","header":"x-homing-targets"}"#, "header"),
+        (r#"{"role":"model","header":":path"}"#, "header"),
+        (r#"{"role":"model","pools":[{"cluster":"a"}]}"#, "pools"),
+        (r#"{"role":"model","token":"t"}"#, "token"),
+        (r#"{"role":"control","header":"x-model"}"#, "header"),
+        (r#"{"role":"route","header":"x-model","pools":[{"cluster":"a"}]}"#, "header"),
+    ] {
+        assert!(refused(json).contains(&format!("{key}:")), "{json}: {}", refused(json));
     }
 }

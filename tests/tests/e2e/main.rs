@@ -2,6 +2,7 @@
 
 mod admission;
 mod bodies;
+mod compose;
 mod configuration;
 mod control;
 mod dashboards;
@@ -10,4 +11,7 @@ mod endings;
 mod failures;
 mod headers;
 mod identity;
+mod kubernetes;
+mod models;
 mod routing;
+mod tls;
