@@ -9,7 +9,7 @@ pub mod bench;
 pub mod demo;
 pub mod dist;
 pub mod envoy;
-mod load;
+pub mod load;
 pub mod manifests;
 pub mod process;
 pub mod stack;
