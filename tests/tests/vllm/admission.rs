@@ -13,16 +13,16 @@ use xtask::stack::Stack;
 
 use super::start;
 
-/// KV cache of each server: 24,576 tokens in blocks of 32. With 2.6 of the model's tokens to one of the load's, a conversation comes to
-/// 7,900 tokens, 7,100 of them its own, so three fit.
-const BLOCKS: &str = "768";
+/// KV cache of each server: 40,960 tokens in blocks of 32. With 2.6 of the model's tokens to one of the load's, a conversation ends at
+/// 12,000 tokens, 11,200 of them its own, so three fit.
+const BLOCKS: &str = "1280";
 
 /// More than twice as many as fit both.
 const SESSIONS: u32 = 16;
 
-/// Long prompts and short answers: on this model a prompt of a conversation is read in about a second, its answer written in a seventh, so
-/// that what the cache does not hold is what costs.
-const SHAPE: &str = "--system-tokens 300 --first-tokens 2000 --turns 8 --turn-tokens 100 --max-tokens 16";
+/// Long prompts and short answers, so that reading what the cache does not hold is what costs: this model is as slow to write an answer of
+/// 64 tokens as to read a prompt of some thousands.
+const SHAPE: &str = "--system-tokens 300 --first-tokens 3500 --turns 8 --turn-tokens 100 --max-tokens 8";
 
 /// Short sessions of the same kind of text.
 const SHORT: &str = "--system-tokens 300 --first-tokens 100 --turns 2 --turn-tokens 20 --max-tokens 1";
