@@ -24,6 +24,7 @@ async fn the_card_shows_who_is_held_for_how_long_and_why_and_each_row_what_is_ac
     stack
         .restart_envoy(json!({ "admission": { "mode": "working_set" }, "conversation": { "body": false, "fingerprint": false } }))
         .await?;
+    let visitor = opened(Screen::DESKTOP, &stack).await?;
     eventually("all of it to be shown", async || visitor.ask(&format!("{parts}.every((part) => part.checkVisibility())")).await)
         .await?;
     assert_eq!((fact(&visitor, "held-back").await?.as_str(), fact(&visitor, "longest-held").await?.as_str()), ("0", "–"));

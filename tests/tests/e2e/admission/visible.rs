@@ -44,10 +44,8 @@ async fn the_api_and_the_metrics_show_who_is_held_for_how_long_and_why_and_what_
     let replica = &active["replicas"][0];
     let tokens = replica["active_context_tokens"].as_u64().context("active context")?;
     assert!((2_500..=5_000).contains(&tokens), "{active:#}");
-    assert_eq!(
-        (&replica["active_conversations"], active["admission"]["usage"].as_f64()),
-        (&json!(1), Some(tokens as f64 / 5_000.0))
-    );
+    let usage = tokens as f64 / replica["cache_tokens"].as_f64().context("a cache")?;
+    assert_eq!((&replica["active_conversations"], active["admission"]["usage"].as_f64()), (&json!(1), Some(usage)));
 
     let second = tokio::spawn(ask(chat_url(&stack), "second".to_owned(), Some("second".to_owned()), PROMPT));
     held(&stack, 1).await?;
