@@ -227,7 +227,7 @@ function showReplica({ root, f }, replica, counted) {
   const { recent_context_tokens: recent, active_context_tokens: active, cache_tokens: cache, context_level: level } = replica;
   const of = showShare(f('bar'), recent, cache, level);
   text(f('context'), of === null ? short(recent) : `${short(recent)} of ${short(cache)}`);
-  const share = showShare(f('active-bar'), active, cache, cache > 0 && active > cache ? 'over' : null);
+  const share = showShare(f('active-bar'), active, cache, cache > 0 && active > cache ? 'near' : null);
   text(f('active'), share === null ? short(active) : `${percent(share)}, ${short(active)} of ${short(cache)}`);
   text(f('kv'), percent(read ? replica.kv_usage : null));
   text(f('hits'), percent(replica.prefix_hit_rate));
