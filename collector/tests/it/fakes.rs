@@ -15,7 +15,10 @@ use axum::routing::{get, post};
 use axum::serve::{Listener, ListenerExt as _};
 use homing_collector::Collector;
 use homing_collector::config::Config;
-use homing_routing::sync::{Binding, OutcomeCounts, PoolAnswer, ReplicaAnswer, SYNC_PATH, SYNC_VERSION, SyncAnswer, SyncRequest};
+use homing_routing::sync::{
+    AdmissionAnswer, Binding, HeldCounts, OutcomeCounts, PoolAnswer, ReplicaAnswer, SYNC_PATH, SYNC_VERSION, SyncAnswer,
+    SyncRequest,
+};
 use serde_json::Value;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
@@ -179,6 +182,8 @@ impl futures_util::Stream for Pieces {
 pub(crate) enum Behaviour {
     /// As the filter's control role does.
     Obey,
+    /// As the control role does of pools that admit by working set.
+    Admit,
     /// As the control role does when it wants this bearer token.
     Want(&'static str),
     Refuse(u16, &'static str),
@@ -241,11 +246,14 @@ async fn sync(State(state): State<Arc<EnvoyState>>, headers: HeaderMap, body: By
         Behaviour::Refuse(status, body) => (StatusCode::from_u16(status).expect("a status"), body).into_response(),
         Behaviour::Say(text) => text.into_response(),
         Behaviour::Silence => std::future::pending().await,
-        Behaviour::Obey | Behaviour::Want(_) | Behaviour::Later => {
+        Behaviour::Obey | Behaviour::Admit | Behaviour::Want(_) | Behaviour::Later => {
             let request: SyncRequest = serde_json::from_slice(&body).expect("a snapshot");
             let mut answer = answer(&request);
             if matches!(behaviour, Behaviour::Later) {
                 answer.generation += 1;
+            }
+            if matches!(behaviour, Behaviour::Admit) {
+                admit(&mut answer);
             }
             state.taken.lock().expect("a lock").push(request);
             axum::Json(answer).into_response()
@@ -263,6 +271,8 @@ fn answer(request: &SyncRequest) -> SyncAnswer {
         held_conversations: Some(2),
         recent_conversations: Some(2),
         recent_context_bytes: Some(80_000),
+        active_conversations: None,
+        active_context_tokens: None,
         requests: OutcomeCounts { placed: 3, ..OutcomeCounts::default() },
     };
     let pools = request.pools.iter().map(|pool| PoolAnswer {
@@ -274,6 +284,7 @@ fn answer(request: &SyncRequest) -> SyncAnswer {
         prompt_bytes: 0,
         repeated_bytes: 0,
         first_turns: 0,
+        admission: None,
         replicas: pool.replicas.iter().map(replica).collect(),
     });
     let home = request.pools.iter().flat_map(|pool| &pool.replicas).map(|report| report.replica).next();
@@ -287,6 +298,17 @@ fn answer(request: &SyncRequest) -> SyncAnswer {
         bindings_dropped: 0,
         filter_version: "0.1.0".to_owned(),
         counting_since_ms: Some(1_700_000_000_000),
+    }
+}
+
+/// Two requests in line, and two active conversations of 10,000 tokens each at every replica, which have 1,000 more in common.
+fn admit(answer: &mut SyncAnswer) {
+    for pool in &mut answer.pools {
+        let by_reason = HeldCounts { no_room: 1, behind_others: 1, ..HeldCounts::default() };
+        pool.admission = Some(AdmissionAnswer { held: 2, oldest_held_ms: Some(1_500), by_reason, shared_tokens: 1_000 });
+        for replica in &mut pool.replicas {
+            (replica.active_conversations, replica.active_context_tokens) = (Some(2), Some(21_000));
+        }
     }
 }
 
