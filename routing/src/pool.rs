@@ -223,6 +223,8 @@ pub struct Pool {
     version: MetricId,
     version_read: Option<u64>,
     received_ms: Option<u64>,
+    /// How far the fleet's clock is ahead of this machine's, in milliseconds.
+    clock_ahead_ms: i64,
     /// What admission needs: the working set's key, what is known of the pool's texts, the replicas that take turns, think times.
     pub(crate) working_set_key: Rc<str>,
     pub(crate) texts: Texts,
@@ -253,6 +255,7 @@ impl Pool {
             version,
             version_read: None,
             received_ms: None,
+            clock_ahead_ms: 0,
             working_set_key: Rc::from(admission::key(&policy.cluster)),
             texts: Texts::default(),
             rooms: Vec::new(),
@@ -285,6 +288,7 @@ impl Pool {
             self.texts = snapshot.texts;
             self.set_members(host, &snapshot.replicas)?;
             self.received_ms = Some(snapshot.received_ms);
+            self.clock_ahead_ms = snapshot.clock_ahead_ms;
         }
         self.version_read = Some(version);
         Ok(())
@@ -375,6 +379,11 @@ impl Pool {
         // A snapshot that another thread took in this very moment is new; one of a later time is from a clock set back since.
         let received_ms = self.received_ms?;
         now_ms.checked_sub(received_ms).or_else(|| (received_ms.abs_diff(now_ms) < SAME_MOMENT_MS).then_some(0))
+    }
+
+    /// The time by the fleet's clock, in milliseconds since 1970.
+    pub(crate) fn fleet_ms(&self, now_ms: u64) -> u64 {
+        now_ms.saturating_add_signed(self.clock_ahead_ms)
     }
 
     /// A replica's load in requests: what others have there, as far as its figures are not older than `max_age_ms`, and what

@@ -1,6 +1,6 @@
 //! An hour of figures, as an engine's counters would make it.
 
-use homing_routing::sync::{OutcomeCounts, ReplicaReport, ReplicaState};
+use homing_routing::sync::{OutcomeCounts, Peers, ReplicaReport, ReplicaState};
 use tokio::time::advance;
 
 use super::*;
@@ -23,6 +23,7 @@ fn replica(port: u16, [prompt, cached, generated]: [u64; 3]) -> ReplicaStatus {
             max_num_seqs: 32,
             prefix_hit_rate: None,
             age_ms: Some(0),
+            peers: Peers::default(),
         },
         prompt_tokens: prompt,
         cached_prompt_tokens: Some(cached),
