@@ -5,6 +5,7 @@
 //! Each endpoint and each Envoy has a task of its own, so that nothing slow holds up anything else.
 #![forbid(unsafe_code)]
 
+pub mod affinity;
 pub mod api;
 pub mod capacity;
 pub mod config;
@@ -26,6 +27,7 @@ pub mod vllm;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use tokio::net::TcpListener;
@@ -39,6 +41,9 @@ use crate::history::History;
 use crate::scrape::Scraper;
 use crate::scrape::client::ScrapeClient;
 use crate::telemetry::Telemetry;
+
+/// How often conversations that are idle are forgotten.
+const FORGET_EVERY: Duration = Duration::from_secs(10);
 
 /// A running collector; dropping it ends it.
 #[derive(Debug)]
@@ -89,6 +94,11 @@ impl Collector {
         for (index, control) in controls.into_iter().enumerate() {
             tasks.spawn(sync::run(Arc::clone(&fleet), index, control, interval, Arc::clone(&telemetry)));
         }
+        if let Some(link) = fleet.store.clone() {
+            let (affinity, writer) = (Arc::clone(&fleet.affinity), rand::random());
+            tasks.spawn(affinity::store::run(affinity, link, writer));
+        }
+        tasks.spawn(forget_idle(Arc::clone(&fleet)));
         tasks.spawn(history::run(Arc::clone(&fleet), history));
         tasks.spawn(console::publish(Arc::clone(&live)));
         let changes = Changes { fleet, token: config.api.clone() };
@@ -112,5 +122,12 @@ impl Collector {
             Some(Err(error)) => anyhow::anyhow!("a part of the collector failed: {error}"),
             _ => anyhow::anyhow!("a part of the collector ended; see the log above"),
         }
+    }
+}
+
+async fn forget_idle(fleet: Arc<Fleet>) {
+    loop {
+        tokio::time::sleep(FORGET_EVERY).await;
+        fleet.affinity.forget_idle(fleet::now_ms());
     }
 }

@@ -15,8 +15,8 @@ use crate::codec::{Reader, Writer};
 use crate::identity::Digest;
 use crate::replica::ReplicaId;
 
-/// The bytes of a binding, packed: digest, home, `bound_at_ms`, `last_turn_s` and `bytes`, little-endian.
-pub(crate) const BINDING_BYTES: usize = 16 + 8 + 8 + 4 + 4;
+/// The bytes of [`Binding::pack`]: digest, home, `bound_at_ms`, `last_turn_s` and `bytes`, little-endian.
+pub const BINDING_BYTES: usize = 16 + 8 + 8 + 4 + 4;
 
 /// How far ahead of the fleet's clock a binding's times may be; what is further ahead is cut to it, or a clock that is wrong would win
 /// until its time comes.

@@ -20,7 +20,7 @@ use crate::since;
 use crate::snapshot::{Figures, Snapshot};
 use crate::sync::{
     MAX_BINDINGS, MAX_REPLICAS, MAX_SYNC_BYTES, OutcomeCounts, PoolAnswer, PoolReport, ReplicaAnswer, ReplicaReport, SYNC_VERSION,
-    SyncAnswer, SyncRequest,
+    SyncAnswer, SyncRequest, version_of,
 };
 
 /// How long the collector of the latest generation must be silent before an earlier one is heard, at least: it has missed three
@@ -121,9 +121,10 @@ impl<H: Host> Control<H> {
         let standby = in_force != (request.generation, request.sequence);
         let clock = Clock::of(&request, self.host.now_ms());
         let shared = Shared::published(&self.host)?;
+        let since_ms = since::noted(&self.host)?;
         if let Some(shared) = shared.as_ref().filter(|_| !standby) {
             self.merge(shared, &request.bindings, clock)?;
-            if request.handed_over {
+            if request.handed_over.is_some() && request.handed_over == since_ms {
                 self.host.write(READY_KEY, &[READY_LAYOUT], Expected::Anything)?;
             }
         }
@@ -157,7 +158,7 @@ impl<H: Host> Control<H> {
             idle_s: shared.map(|shared| shared.idle_s),
             key_check: shared.map(|shared| format!("{:016x}", shared.key_check)),
             filter_version: env!("CARGO_PKG_VERSION").to_owned(),
-            counting_since_ms: since::noted(&self.host)?,
+            counting_since_ms: since_ms,
         })
     }
 
@@ -351,7 +352,10 @@ fn read(body: &[u8]) -> Result<SyncRequest, SyncError> {
     if body.len() > MAX_SYNC_BYTES {
         return Err(SyncError::TooLarge);
     }
-    let request: SyncRequest = serde_json::from_slice(body).map_err(|error| SyncError::Malformed(error.to_string()))?;
+    let request: SyncRequest = serde_json::from_slice(body).map_err(|error| match version_of(body) {
+        Some(version) if version != SYNC_VERSION => SyncError::Version(version),
+        _ => SyncError::Malformed(error.to_string()),
+    })?;
     if request.version != SYNC_VERSION {
         return Err(SyncError::Version(request.version));
     }

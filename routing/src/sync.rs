@@ -47,15 +47,25 @@ pub struct SyncRequest {
     /// Homes that other Envoys told, at most [`MAX_BINDINGS`].
     #[serde(default, skip_serializing_if = "Bindings::is_empty")]
     pub bindings: Bindings,
-    /// Whether this Envoy has now been sent every home the collector knew when it first saw it.
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub handed_over: bool,
+    /// Set once the Envoy that began to count then ([`SyncAnswer::counting_since_ms`]) has been sent, with this request, every home the
+    /// collector knew when it first saw it. One that has restarted since finds another time here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub handed_over: Option<u64>,
     /// Up to where this collector has read the journal of this Envoy: [`SyncAnswer::journal`]; empty before the first answer.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub journal: Vec<u64>,
     /// Asks for every home in the affinity table, from this bucket on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recall: Option<u32>,
+}
+
+/// The version of a request or an answer that cannot be read otherwise.
+pub fn version_of(body: &[u8]) -> Option<u32> {
+    #[derive(Deserialize)]
+    struct Versioned {
+        version: u32,
+    }
+    serde_json::from_slice(body).ok().map(|Versioned { version }| version)
 }
 
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {

@@ -4,7 +4,7 @@ use homing_routing::sync::{OutcomeCounts, Peers, ReplicaReport, ReplicaState};
 use tokio::time::advance;
 
 use super::*;
-use crate::status::{PoolStatus, Routing};
+use crate::status::{AffinityStatus, PoolStatus, Routing};
 
 fn name(port: u16) -> ReplicaName {
     format!("10.0.0.1:{port}").parse().expect("a name")
@@ -57,8 +57,15 @@ impl Site {
             replicas,
             sources: Vec::new(),
         };
-        let status =
-            Status { version: "", generation: 0, at_ms: 0, pools: vec![pool], envoys: Vec::new(), drain_file_problem: None };
+        let status = Status {
+            version: "",
+            generation: 0,
+            at_ms: 0,
+            pools: vec![pool],
+            envoys: Vec::new(),
+            affinity: AffinityStatus::default(),
+            drain_file_problem: None,
+        };
         self.0.record(&status, Instant::now());
     }
 

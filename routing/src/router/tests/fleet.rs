@@ -181,8 +181,11 @@ fn an_answer_tells_envoys_with_other_keys_apart() {
 fn an_envoy_is_ready_when_everything_has_been_handed_over() {
     let mut site = Site::new(|_| {});
     assert!(site.control.unready().expect("an answer").expect("a reason").contains("not handed over"));
-    site.sequence += 1;
-    site.exchange(&SyncRequest { sequence: site.sequence, handed_over: true, ..request() });
+    let since_ms = site.sync().counting_since_ms.expect("a time");
+    let handed_over = |since_ms, sequence| SyncRequest { sequence, handed_over: Some(since_ms), ..request() };
+    site.exchange(&handed_over(since_ms - 1, 10));
+    assert!(site.control.unready().expect("an answer").is_some(), "that was to the Envoy before this one");
+    site.exchange(&handed_over(since_ms, 11));
     assert_eq!(site.control.unready(), Ok(None));
     site.host.advance(100_000);
     assert_eq!(site.control.unready(), Ok(None), "it stays so without a collector");
