@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 pub mod browser;
+pub mod fleet;
 pub mod scripted;
 
 use std::collections::BTreeMap;

@@ -1,13 +1,14 @@
 //! Builds, runs and tests Homing.
 //!
-//! [`tools`] finds or installs what is needed, [`stack`] runs Envoy with the filter, the collector and replicas, [`vllm`]
-//! installs and starts real engines, and the other modules are the commands.
+//! [`tools`] finds or installs what is needed, [`stack`] runs Envoy with the filter, the collector and replicas,
+//! [`fleet`] several of them, [`vllm`] installs and starts real engines, and the other modules are the commands.
 
 #![forbid(unsafe_code)]
 
 pub mod bench;
 pub mod demo;
 pub mod envoy;
+pub mod fleet;
 mod load;
 pub mod process;
 pub mod stack;

@@ -236,11 +236,37 @@ pub fn chromium() -> Result<PathBuf> {
         return Ok(path);
     }
     let missing = "Chromium is missing: install it (on Debian, `apt-get install chromium`) or set HOMING_CHROMIUM to its binary";
-    ensure!(rustix::process::geteuid().is_root() && find_in_path("apt-get").is_some(), missing);
-    say("installing Chromium");
-    let install = ["install", "--quiet", "--yes", "--no-install-recommends", "chromium", "fonts-dejavu-core"];
-    run(Command::new("apt-get").args(install).env("DEBIAN_FRONTEND", "noninteractive")).context(missing)?;
+    apt_install("Chromium", &["chromium", "fonts-dejavu-core"], missing)?;
     found().context(missing)
+}
+
+/// Redis or Valkey, for tests of several collectors: from `HOMING_REDIS`, from `PATH`, or Debian's package.
+///
+/// # Errors
+/// If there is none and it cannot be installed.
+pub fn redis() -> Result<PathBuf> {
+    let _lock = lock()?;
+    if let Some(path) = env::var_os("HOMING_REDIS") {
+        let path = PathBuf::from(path);
+        ensure!(path.is_file(), "HOMING_REDIS is {}, which is no file", path.display());
+        return Ok(path);
+    }
+    let found = || ["redis-server", "valkey-server"].into_iter().find_map(find_in_path);
+    if let Some(path) = found() {
+        return Ok(path);
+    }
+    let missing =
+        "Redis is missing: install it (on Debian, `apt-get install redis-server`) or set HOMING_REDIS to its server's binary";
+    apt_install("Redis", &["redis-server"], missing)?;
+    found().context(missing)
+}
+
+/// Installs Debian packages, where that can be done.
+fn apt_install(what: &str, packages: &[&str], missing: &'static str) -> Result<()> {
+    ensure!(rustix::process::geteuid().is_root() && find_in_path("apt-get").is_some(), missing);
+    say(&format!("installing {what}"));
+    let install = ["install", "--quiet", "--yes", "--no-install-recommends"];
+    run(Command::new("apt-get").args(install).args(packages).env("DEBIAN_FRONTEND", "noninteractive")).context(missing)
 }
 
 /// A Node.js for tests on wasm32: from `PATH`, or installed. Returns the folder of the binary.

@@ -8,6 +8,7 @@ mod dashboards;
 mod discovery;
 mod endings;
 mod failures;
+mod fleet;
 mod headers;
 mod identity;
 mod routing;
