@@ -35,6 +35,7 @@ enum Command {
     Report(ReportArgs),
     Simulate(SimulateArgs),
     Spill(SpillArgs),
+    Frontier(simulate::FrontierArgs),
     Workload(WorkloadFileArgs),
     Proxy(ProxyArgs),
     Upstreams(UpstreamsArgs),
@@ -56,6 +57,9 @@ struct ReplicaArgs {
     /// Loopback address and port to listen on; port 0 takes a free one.
     #[arg(long, default_value = "127.0.0.1:0")]
     listen: SocketAddr,
+    /// Let it listen where others can reach it, as in a container: they can read what clients sent, and make it misbehave.
+    #[arg(long)]
+    allow_remote: bool,
     /// Name of the model.
     #[arg(long, default_value = "qwen3-4b")]
     model: String,
@@ -133,9 +137,18 @@ struct SimulateArgs {
     /// Turns in a row away after which a conversation moves.
     #[arg(long, default_value_t = HomingOptions::default().turns_away)]
     turns_away: u8,
+    /// How much higher a replica's load may be for a new session to go there since its context fits there and not elsewhere.
+    #[arg(long, default_value_t = HomingOptions::default().fit_margin)]
+    fit_margin: u32,
     /// Homing admits by working set.
     #[arg(long)]
     admission: bool,
+    /// With --admission: milliseconds for which a quiet session keeps its place, at least.
+    #[arg(long, default_value_t = Admission::default().min_grace_ms)]
+    min_grace_ms: u64,
+    /// With --admission: the same, at most.
+    #[arg(long, default_value_t = Admission::default().max_grace_ms)]
+    max_grace_ms: u64,
     /// With --admission: turns for which a session keeps its place while others wait; 0 is until it ends.
     #[arg(long, default_value_t = 0)]
     grant_turns: u16,
@@ -183,9 +196,12 @@ fn simulate(args: &SimulateArgs) -> Result<()> {
                     threshold: limit(args.threshold),
                     margin: limit(args.margin),
                     turns_away: args.turns_away,
+                    fit_margin: args.fit_margin,
                     admission: args.admission.then(|| Admission {
                         turns: args.grant_turns,
                         max_wait_ms: 1000 * args.max_wait_s,
+                        min_grace_ms: args.min_grace_ms,
+                        max_grace_ms: args.max_grace_ms,
                         ..Admission::default()
                     }),
                     shared_tokens: args.shared_tokens,
@@ -234,6 +250,11 @@ fn spill(args: &SpillArgs) -> Result<()> {
         say(SimulationReport::HEADER)?;
     }
     simulate::compare(|report| say_report(&report, args.json))
+}
+
+fn frontier(args: &simulate::FrontierArgs) -> Result<()> {
+    say(SimulationReport::HEADER)?;
+    simulate::frontier(args, |report| say_report(&report, false))
 }
 
 fn say_report(report: &SimulationReport, json: bool) -> Result<()> {
@@ -329,6 +350,7 @@ async fn main() -> Result<()> {
         Command::Report(args) => report(&args),
         Command::Simulate(args) => simulate(&args),
         Command::Spill(args) => spill(&args),
+        Command::Frontier(args) => frontier(&args),
         Command::Workload(args) => write_workload(&args),
         Command::Proxy(args) => measure_proxy(args),
         Command::Upstreams(args) => upstreams(&args).await,
@@ -347,6 +369,7 @@ async fn replica(args: ReplicaArgs) -> Result<()> {
     };
     let config = ReplicaConfig {
         listen: args.listen,
+        allow_remote: args.allow_remote,
         model: args.model,
         speed: args.speed,
         max_model_len: args.max_model_len,

@@ -8,6 +8,8 @@ const WINDOWS = [60, 180, 360, 720];
 const MOST_POINTS = 180;
 const PLOT_HEIGHT = 120;
 const ROW_HEIGHT = 22;
+/** What stands in a chart before anything is recorded. */
+const FIRST_STEP = 'No figures yet: they begin some seconds after the first replica is read';
 
 function svg(name, attributes = {}) {
   const node = document.createElementNS(SVG, name);
@@ -22,7 +24,7 @@ export function shownWindow(history) {
   // Points begin at the same steps however many follow, so that a chart moves and does not flicker.
   const newest = Math.floor(history.step / each);
   const points = steps / each;
-  const endMs = history.atMs;
+  const endMs = history.atMs || Date.now();
   return {
     minutes: (steps * history.stepMs) / 60_000,
     points,
@@ -146,6 +148,7 @@ export class Chart {
   show(history, window) {
     this.data = this.series.map(({ of }) => window.pick(of(history)));
     this.window = window;
+    this.recorded = history.pool.computed.some((value) => value !== null);
     this.draw();
   }
 
@@ -157,7 +160,7 @@ export class Chart {
     const nothing = highest === 0 && !this.max;
     const unknown = data.every((values) => values.every((value) => value === null));
     this.note.hidden = !(nothing || unknown);
-    text(this.note, this.empty);
+    text(this.note, this.recorded ? this.empty : FIRST_STEP);
     const max = this.max ?? roundUp(highest);
     const x = (at) => (at / (window.points - 1)) * this.width;
     const y = (value) => PLOT_HEIGHT - 1 - (value / max) * (PLOT_HEIGHT - 16);
@@ -224,6 +227,7 @@ export class RowsChart {
 
   show(history, window) {
     this.window = window;
+    this.recorded = history.length > 0;
     const all = [...this.of(history)].map(([name, values]) => ({ name, values: window.pick(values) }));
     const load = ({ values }) => Math.max(0, ...values.map((value) => value ?? 0));
     const busiest = all.length > this.most ? [...all].sort((a, b) => load(b) - load(a)).slice(0, this.most) : all;
@@ -241,7 +245,7 @@ export class RowsChart {
       const value = element('b');
       return { name, values, drawing, value, node: element('div', 'row', element('span', 'name', name), drawing, value) };
     });
-    if (this.rows.length === 0) this.plot.replaceChildren(element('p', 'nothing', this.empty));
+    if (this.rows.length === 0) this.plot.replaceChildren(element('p', 'nothing', this.recorded ? this.empty : FIRST_STEP));
     else this.plot.replaceChildren(...this.rows.map(({ node }) => node));
     // The drawing's own width is what the names and figures leave.
     const box = this.rows[0]?.drawing.getBoundingClientRect();

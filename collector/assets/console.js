@@ -2,7 +2,7 @@
 
 import { attribute, copy, element, keyed, text } from './dom.js';
 import { age, day, number, plural } from './format.js';
-import { PoolView } from './pool.js';
+import { PoolView, stateOf } from './pool.js';
 import { watch } from './stream.js';
 
 const by = (id) => document.getElementById(id);
@@ -14,10 +14,12 @@ let conditions = null;
 function show(state) {
   by('loading').hidden = true;
   keyed(by('pools'), pools, state.pools.map(({ cluster }) => cluster), (cluster) => new PoolView(cluster));
-  for (const pool of state.pools) pools.get(pool.cluster).show(pool);
-  if (state.pools.length === 0) text(by('pools'), 'No pool is configured.');
+  for (const pool of state.pools) pools.get(pool.cluster).show(pool, state.generation);
   showNavigation(state.pools);
   showEnvoys(state.envoys);
+  const { drain_file_problem: problem } = state;
+  text(by('drain-file'), problem === null ? '' : `The drain file cannot be used: ${problem}. What it said last holds.`);
+  by('drain-file').hidden = problem === null;
   announce(state);
 }
 
@@ -31,6 +33,13 @@ function showNavigation(list) {
   });
 }
 
+const ENVOY_STATES = { connected: 'ready', 'not connected': 'down', 'not asked yet': 'unknown' };
+
+function conditionOf({ connected, answered, failed }) {
+  if (connected) return 'connected';
+  return answered + failed > 0 ? 'not connected' : 'not asked yet';
+}
+
 function showEnvoys(list) {
   const section = by('envoys');
   section.hidden = false;
@@ -39,12 +48,11 @@ function showEnvoys(list) {
   keyed(section.querySelector('tbody'), envoys, list.map(({ url }) => url), () => copy('envoy-template'));
   for (const envoy of list) {
     const { root, f } = envoys.get(envoy.url);
-    const asked = envoy.answered + envoy.failed > 0;
-    const state = envoy.connected ? 'ready' : asked ? 'down' : 'asleep';
-    attribute(root, 'data-state', state);
+    const condition = conditionOf(envoy);
+    attribute(root, 'data-state', ENVOY_STATES[condition]);
     text(f('url'), envoy.url);
-    text(f('state'), envoy.connected ? 'connected' : asked ? 'not connected' : 'not asked yet');
-    attribute(f('state'), 'data-state', state);
+    text(f('state'), condition);
+    attribute(f('state'), 'data-state', ENVOY_STATES[condition]);
     text(f('problem'), envoy.problem ?? '');
     text(f('version'), envoy.filter_version || '–');
     text(f('age'), age(envoy.answer_age_ms));
@@ -54,17 +62,22 @@ function showEnvoys(list) {
   }
 }
 
-/** Tells what came or went, once; figures are not read out. */
+/** Tells what came or went, once; figures are not read out. What a collector that just started has not asked yet did not change. */
 function announce(state) {
   const now = new Map();
+  const note = (name, condition) => {
+    const known = condition === 'unknown' || condition === 'not asked yet' ? conditions?.get(name) : condition;
+    if (known !== undefined) now.set(name, known);
+  };
   for (const pool of state.pools) {
-    for (const { replica, state: condition } of pool.replicas) now.set(`Replica ${replica}`, condition);
+    for (const replica of pool.replicas) note(`Replica ${replica.replica}`, stateOf(replica));
   }
-  for (const { url, connected } of state.envoys) now.set(`Envoy ${url}`, connected ? 'connected' : 'not connected');
+  for (const envoy of state.envoys) note(`Envoy ${envoy.url}`, conditionOf(envoy));
   const changed = conditions ? [...now].filter(([name, condition]) => conditions.get(name) !== condition) : [];
   if (changed.length > 0) text(by('announcer'), changed.map(([name, condition]) => `${name} is ${condition}`).join('. '));
   conditions = now;
-  const wrong = [...now.values()].filter((condition) => condition === 'down' || condition === 'not connected').length;
+  const failing = state.pools.flatMap(({ sources }) => sources).filter(({ problem }) => problem).length;
+  const wrong = failing + (state.drain_file_problem === null ? 0 : 1) + [...now.values()].filter((condition) => condition === 'down' || condition === 'not connected').length;
   document.title = wrong > 0 ? `(${wrong}) Homing` : 'Homing';
 }
 
@@ -78,7 +91,7 @@ function showLink({ silentMs, stale, everLive, retryMs }) {
     loading: ['connecting', ''],
     live: ['live', ''],
     stale: [`stale, ${age(silentMs)}`, `Nothing from the collector for ${plural(Math.round(silentMs / 1000), 'second')}: what stands here is old; ${retry}.`],
-    lost: ['no answer', `The collector does not answer; ${retry}. Is it running, and is this name in its allowed_hosts?`],
+    lost: ['no answer', `The collector does not answer; ${retry}. Is it running, is this name in its allowed_hosts, and are fewer than 64 pages open?`],
   };
   text(by('link-text'), texts[link][0]);
   text(by('notice'), texts[link][1]);

@@ -6,6 +6,7 @@ const SERIES = ['cached', 'computed', 'generated', 'in_flight'];
 export class History {
   constructor(cluster) {
     this.cluster = cluster;
+    this.generation = null;
     this.clear();
   }
 
@@ -19,21 +20,30 @@ export class History {
     this.asking = false;
   }
 
-  /** Fetches the steps after the newest one known, and says whether there were any. */
-  async follow(newest) {
-    if (newest < this.step) this.clear();
-    if (newest === this.step || this.asking) return false;
+  /**
+   * Fetches the steps after the newest one known, and says whether the history is another now. Each collector counts steps from its
+   * own start, its generation: another one's are not joined to what is here.
+   */
+  async follow(newest, generation) {
+    const begins = generation !== this.generation;
+    if (begins) {
+      this.clear();
+      this.generation = generation;
+    }
+    if (newest === this.step || this.asking) return begins;
     this.asking = true;
     try {
       const answer = await fetch(`/api/v1/history?pool=${encodeURIComponent(this.cluster)}&since=${this.step}`);
-      if (!answer.ok) return false;
-      this.add(await answer.json());
+      if (!answer.ok) return begins;
+      const news = await answer.json();
+      if (generation !== this.generation) return false;
+      this.add(news);
       return true;
     } catch {
       // The stream says when the collector is away; the steps are asked for again with the next state.
-      return false;
+      return begins;
     } finally {
-      this.asking = false;
+      if (generation === this.generation) this.asking = false;
     }
   }
 

@@ -6,7 +6,7 @@ import { age, day, number, percent, plural, short, span } from './format.js';
 import { History } from './history.js';
 
 const OLD_MS = 3_000;
-const STATES = { ready: 'ready', down: 'down', draining: 'draining', asleep: 'asleep' };
+const STATES = { ready: 'ready', down: 'down', draining: 'draining', asleep: 'asleep', unknown: 'not asked yet' };
 const LEVELS = { fits: 'Fits', near: 'Nearly full', over: 'Too much' };
 const AFFINITY = { on: 'On', off: 'Off', mixed: 'Mixed' };
 
@@ -17,12 +17,15 @@ const FACTS = [
   { key: 'affinity', name: 'Affinity', of: (r) => [AFFINITY[r.affinity] ?? '–', r.affinity === 'mixed' ? 'differs by Envoy' : ''] },
   { key: 'threshold', name: 'Spill threshold', of: (r) => [span(r.spill_threshold), automatic(r.spill_threshold_auto)] },
   { key: 'margin', name: 'Spill margin', of: (r) => [span(r.spill_margin), automatic(r.spill_margin_auto)] },
-  { key: 'sticky', name: 'Sticky share', of: (r) => [percent(r.sticky_share), `of ${plural(total(r.requests), 'request')}`] },
+  { key: 'sticky', name: 'Sticky share', of: (r) => [percent(r.sticky_share), isCounted(r) ? `of ${plural(total(r.requests), 'request')}` : ''] },
   { key: 'in-flight', name: 'In flight', of: (r) => [number(r.in_flight), r.in_flight === 1 ? 'request' : 'requests'] },
   { key: 'envoys', name: 'Envoys', of: (r) => [number(r.envoys_connected), `connected of ${number(r.envoys)}`] },
 ];
 
 const total = (requests) => Object.values(requests).reduce((sum, count) => sum + count, 0);
+
+/** Whether some Envoy has ever said how many requests it counted. */
+const isCounted = (routing) => routing.counting_since_ms !== null || total(routing.requests) > 0;
 
 export class PoolView {
   constructor(cluster) {
@@ -75,17 +78,17 @@ export class PoolView {
     );
   }
 
-  show(pool) {
+  show(pool, generation) {
     this.showHead(pool);
     this.showRouting(pool.routing);
     this.showCapacity(pool);
     const names = pool.replicas.map(({ replica }) => replica);
     keyed(this.root.querySelector('tbody'), this.rows, names, () => copy('replica-template'));
-    for (const replica of pool.replicas) showReplica(this.rows.get(replica.replica), replica);
+    for (const replica of pool.replicas) showReplica(this.rows.get(replica.replica), replica, isCounted(pool.routing));
     this.f('no-replicas').hidden = names.length > 0;
-    const failing = pool.sources.filter(({ problem }) => problem);
-    text(this.f('sources'), failing.map(({ kind, name, problem }) => `${kind} ${name}: ${problem}; what it found last is kept.`).join(' '));
-    this.history.follow(pool.hour.step).then((news) => {
+    text(this.f('no-replicas'), whyNone(pool.sources));
+    text(this.f('sources'), pool.sources.filter(({ problem }) => problem).map(explainSource).join(' '));
+    this.history.follow(pool.hour.step, generation).then((news) => {
       if (news) {
         this.charts.show(this.history);
         const { minutes } = this.charts.window;
@@ -95,11 +98,12 @@ export class PoolView {
   }
 
   showHead({ replicas, hour }) {
-    const states = Object.entries(STATES).map(([state, name]) => [name, replicas.filter((replica) => replica.state === state).length]);
+    const states = Object.entries(STATES).map(([state, name]) => [name, replicas.filter((replica) => stateOf(replica) === state).length]);
     const [[, ready], ...others] = states;
     const told = others.filter(([, count]) => count > 0).map(([name, count]) => `${count} ${name}`);
-    text(this.f('summary'), [`${ready} of ${plural(replicas.length, 'replica')} ready`, ...told].join(', '));
-    attribute(this.f('summary'), 'data-alarm', ready === replicas.length ? null : '');
+    text(this.f('summary'), replicas.length === 0 ? 'no replicas' : [`${ready} of ${plural(replicas.length, 'replica')} ready`, ...told].join(', '));
+    const alarm = replicas.some((replica) => !['ready', 'unknown'].includes(stateOf(replica)));
+    attribute(this.f('summary'), 'data-alarm', alarm ? '' : null);
     text(this.f('share'), percent(hour.cached_share));
     text(this.f('share-text'), hour.cached_share === null ? 'no prompts in the last hour' : 'of prompt tokens from the cache, last hour');
   }
@@ -145,6 +149,21 @@ export class PoolView {
   }
 }
 
+/** Why a pool has no replicas. */
+function whyNone(sources) {
+  if (sources.every(({ endpoints }) => endpoints !== null)) return 'This pool has no replicas: what names them says that there are none.';
+  return sources.some(({ problem }) => problem)
+    ? 'No replica of this pool was found. Until one is, Envoys keep those they know.'
+    : 'The replicas of this pool are being looked up.';
+}
+
+function explainSource({ kind, name, problem, endpoints }) {
+  return `${kind} ${name}: ${problem}${endpoints === null ? '' : '; what it found last is kept'}.`;
+}
+
+/** Its state; for one that no poll has ended of since the collector started that is not known, whatever Envoys are told until then. */
+export const stateOf = ({ state, age_ms: age, problem }) => (state === 'down' && age === null && problem === null ? 'unknown' : state);
+
 /** As the table has them; those that left the pool come last. */
 function inOrder(names, replicas) {
   const gone = [...replicas.keys()].filter((name) => !names.includes(name));
@@ -168,24 +187,27 @@ function problems({ problem, drained_by: by, missing }) {
   ].filter((one) => one);
 }
 
-function showReplica({ root, f }, replica) {
+function showReplica({ root, f }, replica, counted) {
   const { requests } = replica;
-  attribute(root, 'data-state', replica.state);
+  const state = stateOf(replica);
+  attribute(root, 'data-state', state);
   text(f('name'), replica.replica);
-  text(f('state'), STATES[replica.state]);
-  attribute(f('state'), 'data-state', replica.state);
+  text(f('state'), STATES[state]);
+  attribute(f('state'), 'data-state', state);
   text(f('problem'), problems(replica).join('; '));
   text(f('in_flight'), number(replica.in_flight));
-  text(f('running'), number(replica.running));
-  text(f('waiting'), number(replica.waiting));
-  for (const outcome of ['sticky', 'spilled', 'pinned', 'placed', 'rehomed']) count(f(outcome), requests[outcome]);
-  count(f('other'), requests.unkeyed + requests.passed);
+  // Of an engine that was never read nothing is known; its zeros are only what Envoys are told.
+  const read = replica.age_ms !== null;
+  text(f('running'), number(read ? replica.running : null));
+  text(f('waiting'), number(read ? replica.waiting : null));
+  for (const outcome of ['sticky', 'spilled', 'pinned', 'placed', 'rehomed']) count(f(outcome), counted ? requests[outcome] : null);
+  count(f('other'), counted ? requests.unkeyed + requests.passed : null);
   text(f('held'), number(replica.held_conversations));
   showContext(f, replica);
-  text(f('kv'), percent(replica.kv_usage));
+  text(f('kv'), percent(read ? replica.kv_usage : null));
   text(f('hits'), percent(replica.prefix_hit_rate));
   text(f('age'), age(replica.age_ms));
-  attribute(root, 'data-old', replica.age_ms === null || replica.age_ms > OLD_MS ? '' : null);
+  attribute(root, 'data-old', replica.age_ms > OLD_MS ? '' : null);
 }
 
 function count(node, value) {

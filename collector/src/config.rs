@@ -71,6 +71,8 @@ pub struct EnvoyConfig {
     pub url: ControlUrl,
     /// What it asks for as `Authorization: Bearer`, if it asks.
     pub token: Option<TokenSource>,
+    /// How it is reached over TLS, where its URL says https.
+    pub tls: Option<TlsConfig>,
 }
 
 /// One pool: the replicas behind one Envoy cluster.
@@ -92,15 +94,19 @@ pub struct PoolConfig {
     pub files: Vec<PathBuf>,
 }
 
-/// How endpoints are reached over TLS.
+/// How endpoints or an Envoy are reached over TLS.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TlsConfig {
-    /// The certificates, PEM, that endpoints' certificates must come from; the system's if there is none.
+    /// The certificates, PEM, that theirs must come from; the system's if there is none.
     pub ca_file: Option<PathBuf>,
-    /// The name that endpoints' certificates must have, instead of the address that is polled.
+    /// The name that their certificates must have, instead of the address.
     pub server_name: Option<String>,
-    /// Accepts any certificate: whoever can answer at a replica's address can then claim any load.
+    /// The certificate, PEM, that the collector shows; needs `key_file`.
+    pub cert_file: Option<PathBuf>,
+    /// Its private key, PEM; needs `cert_file`.
+    pub key_file: Option<PathBuf>,
+    /// Accepts any certificate: whoever can answer at the address can then claim anything.
     #[serde(default)]
     pub insecure: bool,
 }

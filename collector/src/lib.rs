@@ -10,6 +10,7 @@ pub mod api;
 pub mod capacity;
 pub mod config;
 pub mod console;
+mod control_client;
 pub mod discovery;
 pub mod drain;
 pub mod endpoint;
@@ -23,6 +24,7 @@ pub mod scrape;
 pub mod status;
 pub mod sync;
 pub mod telemetry;
+mod tls;
 pub mod vllm;
 
 use std::net::SocketAddr;

@@ -6,7 +6,9 @@ mod drain_command;
 use std::io::IsTerminal as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
+use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 use homing_collector::Collector;
 use homing_collector::config::Config;
@@ -40,6 +42,12 @@ enum Command {
     },
     /// Drains a replica: what is in flight finishes, nothing new arrives. It holds until --undo or until the collector ends.
     Drain(drain_command::DrainArguments),
+    /// Asks whether a server answers: ends with 0 if it does with a 2xx, for containers that have no other tool.
+    Health {
+        /// What to ask.
+        #[arg(default_value = "http://127.0.0.1:9900/healthz")]
+        url: reqwest::Url,
+    },
     /// Prints the JSON schema of the configuration.
     Schema,
 }
@@ -53,6 +61,7 @@ async fn main() -> ExitCode {
         Command::Check { file, json } => check(&file, json),
         Command::Run { file, ready_json } => run(&file, ready_json).await,
         Command::Drain(arguments) => drain_command::run(arguments).await,
+        Command::Health { url } => health(url).await,
         Command::Schema => schema(),
     };
     match result {
@@ -71,6 +80,13 @@ fn check(file: &std::path::Path, json: bool) -> anyhow::Result<()> {
     } else {
         print!("{}", config.summary());
     }
+    Ok(())
+}
+
+async fn health(url: reqwest::Url) -> anyhow::Result<()> {
+    let client = reqwest::Client::builder().no_proxy().timeout(Duration::from_secs(2)).build()?;
+    let status = client.get(url.clone()).send().await.with_context(|| format!("{url} does not answer"))?.status();
+    anyhow::ensure!(status.is_success(), "{url} answers {status}");
     Ok(())
 }
 

@@ -205,6 +205,8 @@ pub struct EnvoyStatus {
     pub bindings: u64,
     /// Homes that other Envoys told and that it was sent.
     pub bindings_sent: u64,
+    /// Bytes of the exchanges with it, without HTTP's headers: those it was sent and those it answered.
+    pub sync_bytes: [u64; 2],
     /// Homes that it could not note, because its threads were in each other's way.
     pub bindings_dropped: u64,
     /// Each pool as it last described it; empty before the first answer.
@@ -319,6 +321,7 @@ impl EnvoyStatus {
             problem: exchanges.problem.or(other_key),
             bindings: exchanges.bindings,
             bindings_sent: exchanges.bindings_sent,
+            sync_bytes: exchanges.bytes,
             bindings_dropped: answer.bindings_dropped,
             pools: answer.pools,
         }

@@ -5,19 +5,19 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use anyhow::Context as _;
 use homing_routing::binding::Bindings;
-use homing_routing::sync::{MAX_SYNC_BYTES, SYNC_PATH, SYNC_VERSION, SyncAnswer, SyncRequest, version_of};
-use reqwest::header::{AUTHORIZATION, CONTENT_TYPE};
-use reqwest::redirect::Policy;
-use reqwest::{Client, StatusCode, Url};
+use homing_routing::sync::{MAX_SYNC_BYTES, SYNC_VERSION, SyncAnswer, SyncRequest, version_of};
+use hyper::StatusCode;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::affinity::{Batch, Place, Teller};
-use crate::config::{ControlUrl, EnvoyConfig};
+use crate::config::EnvoyConfig;
+use crate::control_client::ControlClient;
 use crate::endpoint::whole_ms;
 use crate::fleet::{Envoy, Fleet, now_ms};
-use crate::http_client::{self, Bearer, BodyError, read_body};
+use crate::http_client::Bearer;
 use crate::telemetry::Telemetry;
 
 /// How long one exchange may take.
@@ -101,43 +101,29 @@ impl SyncFailure {
 
 /// The way to one Envoy's control listener.
 pub(crate) struct Control {
-    client: Client,
-    url: Url,
+    client: ControlClient,
     bearer: Bearer,
 }
 
 impl Control {
-    /// Reads the token, if there is one.
+    /// Reads the token and the certificates, if there are some.
     pub(crate) fn new(config: &EnvoyConfig) -> anyhow::Result<Self> {
-        // Connections are kept, no redirect is followed and no proxy of the environment is used, as in polling.
-        let builder = Client::builder().timeout(SYNC_TIMEOUT).redirect(Policy::none()).no_proxy().tcp_nodelay(true);
-        let (builder, host) = match &config.url {
-            ControlUrl::Tcp(address) => (builder, address.to_string()),
-            ControlUrl::Unix(path) => (unix_socket(builder, path)?, "localhost".to_owned()),
-        };
-        let url = format!("http://{host}{SYNC_PATH}").parse()?;
-        let bearer = Bearer::read(config.token.as_ref()).map_err(|error| anyhow::anyhow!("envoy {}: {error}", config.url))?;
-        Ok(Self { client: builder.user_agent(http_client::USER_AGENT).build()?, url, bearer })
+        let context = || format!("envoy {}", config.url);
+        let bearer = Bearer::read(config.token.as_ref()).map_err(anyhow::Error::msg).with_context(context)?;
+        Ok(Self { client: ControlClient::new(config).with_context(context)?, bearer })
     }
 
     /// One exchange. After a 401 the token is read again, since a token file may have been changed.
-    async fn exchange(&mut self, request: &SyncRequest) -> Result<SyncAnswer, SyncFailure> {
+    ///
+    /// Returns the answer, and the bytes of both sides.
+    async fn exchange(&mut self, request: &SyncRequest) -> Result<(SyncAnswer, [u64; 2]), SyncFailure> {
         let body = serde_json::to_vec(request).map_err(|error| SyncFailure::Answer(error.to_string()))?;
         if body.len() > MAX_SYNC_BYTES {
             return Err(SyncFailure::TooLarge(body.len()));
         }
-        let mut request = self.client.post(self.url.clone()).header(CONTENT_TYPE, "application/json").body(body);
-        if let Some(token) = self.bearer.header() {
-            request = request.header(AUTHORIZATION, token);
-        }
-        let response = request.send().await.map_err(|error| connection(&error))?;
-        let status = response.status();
-        let mut answer = Vec::new();
-        let body = reqwest::Body::from(response);
-        read_body(body, &mut answer, MAX_SYNC_BYTES).await.map_err(|error| match error {
-            BodyError::TooLarge => SyncFailure::Answer(format!("more than {MAX_SYNC_BYTES} bytes")),
-            BodyError::Broken(error) => connection(&error),
-        })?;
+        let sent = body.len() as u64;
+        let exchange = self.client.post(body, self.bearer.header(), MAX_SYNC_BYTES);
+        let (status, answer) = tokio::time::timeout(SYNC_TIMEOUT, exchange).await.map_err(|_| SyncFailure::Timeout)??;
         if status == StatusCode::UNAUTHORIZED {
             self.bearer.read_again().map_err(SyncFailure::Token)?;
         }
@@ -147,22 +133,9 @@ impl Control {
         if let Some(version) = version_of(&answer).filter(|version| *version != SYNC_VERSION) {
             return Err(SyncFailure::Answer(format!("version {version} instead of {SYNC_VERSION}")));
         }
-        serde_json::from_slice(&answer).map_err(|error| SyncFailure::Answer(error.to_string()))
+        let bytes = [sent, answer.len() as u64];
+        serde_json::from_slice(&answer).map(|read| (read, bytes)).map_err(|error| SyncFailure::Answer(error.to_string()))
     }
-}
-
-fn connection(error: &reqwest::Error) -> SyncFailure {
-    if error.is_timeout() { SyncFailure::Timeout } else { SyncFailure::Unreachable(http_client::root_cause(error)) }
-}
-
-#[cfg(unix)]
-fn unix_socket(builder: reqwest::ClientBuilder, path: &std::path::Path) -> anyhow::Result<reqwest::ClientBuilder> {
-    Ok(builder.unix_socket(path))
-}
-
-#[cfg(not(unix))]
-fn unix_socket(_: reqwest::ClientBuilder, path: &std::path::Path) -> anyhow::Result<reqwest::ClientBuilder> {
-    anyhow::bail!("unix:{} needs a Unix system; use http://ip:port", path.display())
 }
 
 /// The exchanges with one Envoy: what it has been sent, and what has been read of it.
@@ -218,7 +191,7 @@ impl Session {
         self.more || self.recall.is_some() || (!self.standby && !self.place.is_handed_over())
     }
 
-    fn answered(&mut self, request: &SyncRequest, batch: &Batch, mut answer: SyncAnswer) {
+    fn answered(&mut self, request: &SyncRequest, batch: &Batch, mut answer: SyncAnswer, bytes: [u64; 2]) {
         let affinity = Arc::clone(&self.fleet.affinity);
         let told = std::mem::take(&mut answer.bindings).0;
         affinity.learn(Teller::Envoy(self.index), &told, now_ms(), !answer.standby);
@@ -253,6 +226,7 @@ impl Session {
         exchanges.bindings += told.len() as u64;
         exchanges.bindings_sent += if answer.standby { 0 } else { batch.bindings.len() as u64 };
         exchanges.is_read = is_read;
+        exchanges.bytes = [exchanges.bytes[0] + bytes[0], exchanges.bytes[1] + bytes[1]];
         if request.pools.is_empty()
             && let Some(before) = exchanges.answer.take()
         {
@@ -337,8 +311,8 @@ pub(crate) async fn run(fleet: Arc<Fleet>, index: usize, mut control: Control, i
         let result = control.exchange(&request).await;
         telemetry.exchanged(result.as_ref().err());
         match result {
-            Ok(answer) => {
-                session.answered(&request, &batch, answer);
+            Ok((answer, bytes)) => {
+                session.answered(&request, &batch, answer, bytes);
                 pause = interval;
             }
             Err(failure) => {

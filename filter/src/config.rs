@@ -27,6 +27,8 @@ pub enum Role {
     Route(Box<RouteConfig>),
     /// Takes snapshots.
     Control(ControlConfig),
+    /// Copies the model that a body asks for into a header, so that Envoy's routes can go by it.
+    Model(ModelConfig),
 }
 
 /// The route role.
@@ -49,6 +51,15 @@ pub struct ControlConfig {
     pub token: String,
 }
 
+/// The model role.
+#[derive(Debug, PartialEq, Eq)]
+pub struct ModelConfig {
+    /// The header, in lower case.
+    pub header: String,
+    /// The largest request body that is read for its model, in bytes.
+    pub max_body_bytes: usize,
+}
+
 /// The keys as they are written.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -69,6 +80,8 @@ struct File {
     #[serde(default)]
     token: String,
     #[serde(default)]
+    header: Option<String>,
+    #[serde(default)]
     pools: Vec<PoolFile>,
 }
 
@@ -77,6 +90,7 @@ struct File {
 enum RoleName {
     Route,
     Control,
+    Model,
 }
 
 #[derive(Debug, Deserialize)]
@@ -183,10 +197,34 @@ pub fn read(bytes: &[u8]) -> Result<Role, ConfigError> {
         let path = error.path().to_string();
         ConfigError(if path == "." { error.inner().to_string() } else { format!("{path}: {}", error.inner()) })
     })?;
+    if file.role != RoleName::Control && !file.token.is_empty() {
+        return Err(ConfigError("token: belongs to the filter with `role: control`".into()));
+    }
+    if file.role != RoleName::Model && file.header.is_some() {
+        return Err(ConfigError("header: belongs to the filter with `role: model`".into()));
+    }
+    if file.role != RoleName::Route && !file.pools.is_empty() {
+        return Err(ConfigError("pools: belongs to the filter with `role: route`; the other roles need none".into()));
+    }
+    // A VM has at most 1 GiB, and traps when it asks for more.
+    if file.max_body_bytes.0 > 128 << 20 {
+        return Err(ConfigError("max_body_bytes: must be at most 134217728 (128 MiB)".into()));
+    }
     match file.role {
         RoleName::Route => route(file).map(|config| Role::Route(Box::new(config))),
-        RoleName::Control => control(file).map(Role::Control),
+        RoleName::Control => Ok(Role::Control(ControlConfig { token: file.token })),
+        RoleName::Model => model(file).map(Role::Model),
     }
+}
+
+fn model(file: File) -> Result<ModelConfig, ConfigError> {
+    let header = file.header.map_or_else(|| "x-homing-model".to_owned(), |header| header.to_ascii_lowercase());
+    let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
+    let is_own = ["x-homing-targets", "x-homing-replica", "content-length", "transfer-encoding", "host"].contains(&header.as_str());
+    if header.is_empty() || is_own || !header.bytes().all(is_name) {
+        return Err(ConfigError("header: name a request header of its own, such as x-homing-model".into()));
+    }
+    Ok(ModelConfig { header, max_body_bytes: file.max_body_bytes.0 as usize })
 }
 
 fn object(fields: prost_types::Struct) -> serde_json::Value {
@@ -205,28 +243,12 @@ fn json(value: prost_types::Value) -> serde_json::Value {
     }
 }
 
-fn control(file: File) -> Result<ControlConfig, ConfigError> {
-    if !file.pools.is_empty() {
-        return Err(ConfigError(
-            "pools: belongs to the filter with `role: route`; the control role learns the pools from it".into(),
-        ));
-    }
-    Ok(ControlConfig { token: file.token })
-}
-
 fn route(file: File) -> Result<RouteConfig, ConfigError> {
-    if !file.token.is_empty() {
-        return Err(ConfigError("token: belongs to the filter with `role: control`".into()));
-    }
     if file.pools.is_empty() {
         return Err(ConfigError("pools: name at least one, with the Envoy cluster it serves".into()));
     }
     if !(1..=2_000_000).contains(&file.max_conversations.0) {
         return Err(ConfigError("max_conversations: must be from 1 to 2000000".into()));
-    }
-    // A VM has at most 1 GiB, and traps when it asks for more.
-    if file.max_body_bytes.0 > 128 << 20 {
-        return Err(ConfigError("max_body_bytes: must be at most 134217728 (128 MiB)".into()));
     }
     let idle_s = u32::try_from(file.idle_timeout.0.as_secs()).unwrap_or(u32::MAX);
     if idle_s == 0 {

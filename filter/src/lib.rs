@@ -1,7 +1,8 @@
 //! Homing as a proxy-wasm filter for a stock Envoy: a thin adapter around `homing-routing`.
 //!
-//! One module serves two roles, chosen by its configuration: `route` sits in the listener that clients use, `control` in the
-//! listener that the collector uses. Both share Envoy's shared data, so they must have the same `vm_id`.
+//! One module serves three roles, chosen by its configuration: `route` sits in the listener that clients use, `control` in the
+//! listener that the collector uses; both share Envoy's shared data, so they must have the same `vm_id`. `model` may stand before
+//! `route` where one listener serves several models.
 
 // Nothing here may panic: a panic kills the VM and every stream on its worker.
 #![cfg_attr(
@@ -23,6 +24,8 @@ pub mod config;
 mod control;
 #[cfg(target_arch = "wasm32")]
 mod envoy;
+#[cfg(target_arch = "wasm32")]
+mod model;
 #[cfg(target_arch = "wasm32")]
 mod root;
 #[cfg(target_arch = "wasm32")]

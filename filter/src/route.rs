@@ -18,7 +18,8 @@ use proxy_wasm::types::Action;
 
 use crate::envoy::Envoy;
 use answer::{add_debug_headers, learn};
-use head::{Head, is_readable};
+use head::Head;
+pub(crate) use head::is_readable;
 use line::InLine;
 pub(crate) use line::Line;
 use verdict::carry_out;

@@ -4,17 +4,21 @@
 //! again from the start. So a conversation gets a place at a replica for as long as it goes on, and new work is admitted only while the
 //! contexts of those with a place fit the cache. What does not fit waits in line at the gateway.
 //!
-//! [`WorkingSet`] is what all threads share: who has a place, and who waits. [`Terms`] are the rules at one moment: who is active, what
-//! fits, and whose turn it is.
+//! [`WorkingSet`] is what all threads share: who has a place, and who waits. [`Terms`] are the rules at one moment: who is active, and whose
+//! turn it is. [`Usage`] is what of each cache is in use. [`Occupancy`] tells others of it.
 
+mod occupancy;
 mod terms;
 mod think;
+mod usage;
 mod working_set;
 
-pub(crate) use terms::{Room, Terms};
+pub use occupancy::{HeldRequest, Occupancy, ReplicaUse, occupancy};
+pub(crate) use terms::{Room, Rooms, Terms};
 pub(crate) use think::ThinkTimes;
-pub use working_set::MAX_WAITING;
-pub(crate) use working_set::{Place, Waiting, WorkingSet, key};
+pub(crate) use usage::Usage;
+pub use working_set::{MAX_WAITING, Reason};
+pub(crate) use working_set::{Place, SharedSet, Waiting, WorkingSet};
 
 /// How a pool admits work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,11 +31,23 @@ pub struct Admission {
     pub overflow: Overflow,
     /// Turns for which a conversation keeps its place while others wait; 0 is until it ends.
     pub turns: u16,
+    /// Milliseconds for which a quiet conversation keeps its place, at least: so long that a client far away gets its next turn in.
+    pub min_grace_ms: u64,
+    /// The same, at most: the places of conversations that have ended without notice stand empty for as long.
+    pub max_grace_ms: u64,
 }
 
 impl Default for Admission {
     fn default() -> Self {
-        Self { max_held: 256, max_wait_ms: 120_000, overflow: Overflow::Send, turns: 0 }
+        Self { max_held: 256, max_wait_ms: 120_000, overflow: Overflow::Send, turns: 0, min_grace_ms: 2_000, max_grace_ms: 20_000 }
+    }
+}
+
+impl Admission {
+    /// For how long a request in line lets others go before it that came later: returning ones before a new one, and those that fit before
+    /// one that does not.
+    pub(crate) fn patience_ms(&self) -> u64 {
+        self.max_grace_ms / 2
     }
 }
 

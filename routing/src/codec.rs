@@ -18,6 +18,7 @@ impl<'a> Reader<'a> {
         Self(bytes)
     }
 
+    #[inline]
     pub(crate) fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
         let (head, rest) = self.0.split_first_chunk::<N>()?;
         self.0 = rest;
@@ -66,23 +67,31 @@ impl<'a> Writer<'a> {
         self.0 = rest;
     }
 
+    #[inline]
+    fn array<const N: usize>(&mut self, bytes: [u8; N]) {
+        if let Some((head, rest)) = core::mem::take(&mut self.0).split_first_chunk_mut() {
+            *head = bytes;
+            self.0 = rest;
+        }
+    }
+
     pub(crate) fn u8(&mut self, value: u8) {
-        self.bytes(&[value]);
+        self.array([value]);
     }
 
     pub(crate) fn u16(&mut self, value: u16) {
-        self.bytes(&value.to_le_bytes());
+        self.array(value.to_le_bytes());
     }
 
     pub(crate) fn u32(&mut self, value: u32) {
-        self.bytes(&value.to_le_bytes());
+        self.array(value.to_le_bytes());
     }
 
     pub(crate) fn u64(&mut self, value: u64) {
-        self.bytes(&value.to_le_bytes());
+        self.array(value.to_le_bytes());
     }
 
     pub(crate) fn f32(&mut self, value: f32) {
-        self.bytes(&value.to_le_bytes());
+        self.array(value.to_le_bytes());
     }
 }

@@ -8,6 +8,7 @@
 mod body;
 mod headers;
 mod json;
+mod model;
 
 use core::hash::Hasher;
 
@@ -15,6 +16,7 @@ use serde::Deserialize;
 use siphasher::sip128::{Hasher128, SipHasher24};
 
 pub use headers::{HeaderNames, needs_body};
+pub use model::{MAX_MODEL_BYTES, model};
 
 /// The longest id that names a conversation, in bytes. Longer values are text, not ids.
 pub const MAX_ID_BYTES: usize = 512;

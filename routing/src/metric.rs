@@ -72,6 +72,11 @@ pub enum Metric<'a> {
         /// The pool's cluster.
         pool: &'a str,
     },
+    /// Changes whenever a place or the line does. A gauge, since reading one copies nothing.
+    WorkingSetVersion {
+        /// The pool's cluster.
+        pool: &'a str,
+    },
     /// What admission did. A counter.
     Admission {
         /// The pool's cluster.
@@ -218,6 +223,7 @@ impl Metric<'_> {
             | Self::Recent { .. }
             | Self::RecentContext { .. }
             | Self::HeldRequests { .. }
+            | Self::WorkingSetVersion { .. }
             | Self::SnapshotAge { .. }
             | Self::SnapshotVersion { .. } => MetricKind::Gauge,
         }
@@ -240,6 +246,7 @@ impl fmt::Display for Metric<'_> {
             Self::SnapshotAge { pool } => write!(f, "homing_snapshot_age_seconds;pool={pool}"),
             Self::SnapshotVersion { pool } => write!(f, "homing_snapshot_version;pool={pool}"),
             Self::HeldRequests { pool } => write!(f, "homing_held_requests;pool={pool}"),
+            Self::WorkingSetVersion { pool } => write!(f, "homing_working_set_version;pool={pool}"),
             Self::Admission { pool, event } => write!(f, "homing_admission_total;pool={pool};event={}", event.as_str()),
             Self::AdmissionWait { pool } => write!(f, "homing_admission_wait_ms_total;pool={pool}"),
             Self::Prompts { pool, part } => write!(f, "homing_{}_total;pool={pool}", part.as_str()),

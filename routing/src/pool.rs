@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use hashbrown::HashMap;
 
-use crate::admission::{self, Room, Terms, Texts, ThinkTimes};
+use crate::admission::{Room, Rooms, SharedSet, Terms, Texts, ThinkTimes};
 use crate::host::{Host, HostError, MetricId};
 use crate::identity::Namer;
 use crate::ledger::{Ledger, ledger_key};
@@ -199,6 +199,15 @@ pub(crate) fn define_prompts(host: &impl Host, pool: &str) -> Result<[MetricId; 
     Ok(prompts)
 }
 
+/// What a pool was like when nobody in its line was called.
+#[derive(Clone, Copy, Debug)]
+struct Quiet {
+    working_set: u64,
+    snapshot: Option<u64>,
+    /// The moment from which time alone may change that.
+    until_ms: u64,
+}
+
 /// A pool as one thread sees it.
 #[derive(Debug)]
 pub struct Pool {
@@ -225,12 +234,13 @@ pub struct Pool {
     received_ms: Option<u64>,
     /// How far the fleet's clock is ahead of this machine's, in milliseconds.
     clock_ahead_ms: i64,
-    /// What admission needs: the working set's key, what is known of the pool's texts, the replicas that take turns, think times.
-    pub(crate) working_set_key: Rc<str>,
+    /// What admission needs: the working set, what is known of the pool's texts, the replicas that take turns, think times.
+    pub(crate) working_set: Rc<SharedSet>,
     pub(crate) texts: Texts,
-    rooms: Vec<Room>,
-    pub(crate) think: RefCell<ThinkTimes>,
-    pub(crate) held_requests: MetricId,
+    rooms: Rooms,
+    think: RefCell<ThinkTimes>,
+    /// When nobody in line was called, and until when nobody will be.
+    quiet: Cell<Option<Quiet>>,
     admission_events: [MetricId; AdmissionEvent::ALL.len()],
     admission_wait: MetricId,
     prompts: [MetricId; PromptPart::ALL.len()],
@@ -256,11 +266,11 @@ impl Pool {
             version_read: None,
             received_ms: None,
             clock_ahead_ms: 0,
-            working_set_key: Rc::from(admission::key(&policy.cluster)),
+            working_set: Rc::new(SharedSet::new(host, &policy.cluster)?),
             texts: Texts::default(),
-            rooms: Vec::new(),
+            rooms: Rooms::default(),
             think: RefCell::default(),
-            held_requests: host.define(&Metric::HeldRequests { pool: &policy.cluster })?,
+            quiet: Cell::new(None),
             admission_events: define_events(host, &policy.cluster)?,
             admission_wait: host.define(&Metric::AdmissionWait { pool: &policy.cluster })?,
             prompts: define_prompts(host, &policy.cluster)?,
@@ -312,12 +322,45 @@ impl Pool {
         let room = |member: &Member| Room { replica: member.replica.id, cache_tokens: member.figures.cache_tokens };
         self.rooms = self.members.iter().filter(|member| self.is_ready(member)).map(room).collect();
         self.has_ready = !self.rooms.is_empty();
+        self.quiet.set(None);
     }
 
     /// The rules of admission now.
     pub(crate) fn terms(&self, now_ms: u64) -> Terms<'_> {
-        let grace_ms = self.think.try_borrow().map_or(0, |think| think.grace_ms());
-        Terms { now_ms, grace_ms, shared_tokens: self.texts.shared_tokens, rooms: &self.rooms }
+        let admission = self.policy.admission.unwrap_or_default();
+        let grace_ms = self.think.try_borrow().map_or(admission.min_grace_ms, |think| think.grace_ms(&admission));
+        Terms {
+            now_ms,
+            grace_ms,
+            patience_ms: admission.patience_ms(),
+            shared_tokens: self.texts.shared_tokens,
+            rooms: &self.rooms,
+        }
+    }
+
+    /// Notes how long a client has thought.
+    pub(crate) fn hear(&self, think_ms: u64) {
+        if let Ok(mut think) = self.think.try_borrow_mut() {
+            think.heard(think_ms);
+            self.quiet.set(None);
+        }
+    }
+
+    /// Those in line whose turn it is. While nothing changes this costs a look at a gauge.
+    pub(crate) fn called(&self, host: &impl Host, now_ms: u64) -> Result<Vec<u64>, HostError> {
+        let working_set = self.working_set.version(host)?;
+        let is_quiet =
+            |quiet: Quiet| (quiet.working_set, quiet.snapshot) == (working_set, self.version_read) && now_ms < quiet.until_ms;
+        if self.quiet.get().is_some_and(is_quiet) {
+            return Ok(Vec::new());
+        }
+        let terms = self.terms(now_ms);
+        let mut set = self.working_set.open(host)?;
+        terms.tidy(&mut set);
+        let called = terms.called(&set);
+        let quiet = Quiet { working_set, snapshot: self.version_read, until_ms: terms.next_change_ms(&set) };
+        self.quiet.set(called.is_empty().then_some(quiet));
+        Ok(called)
     }
 
     pub(crate) fn count_admission(&self, host: &impl Host, event: AdmissionEvent) -> Result<(), HostError> {
@@ -384,6 +427,12 @@ impl Pool {
     /// The time by the fleet's clock, in milliseconds since 1970.
     pub(crate) fn fleet_ms(&self, now_ms: u64) -> u64 {
         now_ms.saturating_add_signed(self.clock_ahead_ms)
+    }
+
+    /// Whether a replica's cache has room for a new conversation beside the context it holds of late; a cache of unknown size has.
+    pub(crate) fn has_room(&self, member: &Member, held_kib: u32, bytes: u32) -> bool {
+        let held = self.texts.tokens(held_kib.saturating_mul(1024).saturating_add(bytes));
+        member.figures.cache_tokens == 0 || u64::from(held) <= member.figures.cache_tokens
     }
 
     /// A replica's load in requests: what others have there, as far as its figures are not older than `max_age_ms`, and what

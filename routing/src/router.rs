@@ -46,11 +46,14 @@ pub struct Settings {
     pub snapshot_max_age_ms: u64,
     /// Turns in a row at the second home after which it becomes the home; no operator's business, but measured.
     pub turns_away: u8,
+    /// How much higher a replica's load may be for a new conversation to go there since its cache has room for it and those of less load
+    /// have none; no operator's business, but measured.
+    pub fit_margin: u32,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { hash_key: [0; 16], max_conversations: 65_536, idle_s: 600, snapshot_max_age_ms: 5_000, turns_away: 2 }
+        Self { hash_key: [0; 16], max_conversations: 65_536, idle_s: 600, snapshot_max_age_ms: 5_000, turns_away: 2, fit_margin: 0 }
     }
 }
 

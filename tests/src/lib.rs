@@ -2,7 +2,9 @@
 
 #![forbid(unsafe_code)]
 
+pub mod agents;
 pub mod browser;
+pub mod certificates;
 pub mod fleet;
 pub mod scripted;
 

@@ -37,6 +37,15 @@ impl EnvoyConfig {
         }
     }
 
+    /// Lets a listener take this address.
+    pub fn set_listener(&mut self, name: &str, at: SocketAddr) {
+        for listener in list(&mut self.0["static_resources"]["listeners"]) {
+            if listener["name"] == name {
+                listener["address"] = json!({ "socket_address": { "address": at.ip().to_string(), "port_value": at.port() } });
+            }
+        }
+    }
+
     /// Replaces a cluster's endpoints.
     pub fn set_endpoints(&mut self, cluster: &str, endpoints: &[SocketAddr]) {
         let endpoint = |address: &SocketAddr| {

@@ -7,9 +7,11 @@
 
 pub mod bench;
 pub mod demo;
+pub mod dist;
 pub mod envoy;
 pub mod fleet;
 mod load;
+pub mod manifests;
 pub mod process;
 pub mod stack;
 pub mod tests;

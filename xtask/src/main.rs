@@ -23,6 +23,10 @@ enum Command {
     Test(xtask::tests::TestOptions),
     /// Take pictures of the console under load into docs/images. About three minutes.
     Screenshots,
+    /// Check the Kubernetes manifests, the compose file and the Dockerfile, as far as that needs no cluster and no Docker.
+    Manifests,
+    /// Build what is shipped: the module, the binaries and an OCI image of the module, into target/dist.
+    Dist,
     /// Try every reader of foreign bytes with millions of inputs.
     Fuzz(xtask::tests::FuzzOptions),
 }
@@ -34,6 +38,8 @@ fn main() -> Result<()> {
         Command::Demo(options) => runtime.block_on(xtask::demo::demo(options)),
         Command::Up(options) => runtime.block_on(xtask::up::up(options)),
         Command::Screenshots => xtask::tests::screenshots(),
+        Command::Manifests => xtask::manifests::check(),
+        Command::Dist => xtask::dist::dist(),
         Command::Fuzz(options) => xtask::tests::fuzz(&options),
         Command::Test(options) => runtime.block_on(xtask::tests::test(&options)),
         Command::Bench(command) => runtime.block_on(xtask::bench::bench(command)),

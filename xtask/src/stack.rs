@@ -126,18 +126,42 @@ impl Stack {
         Ok(())
     }
 
-    /// Starts the collector.
+    /// Starts Envoy again where it was, as it was; the one before must have ended.
+    ///
+    /// # Errors
+    /// If it does not start.
+    pub async fn revive_envoy(&mut self) -> Result<()> {
+        let endpoints: Vec<_> = self.replicas.iter().map(|(_, address)| *address).collect();
+        let mut config = envoy_config(&self.tools, &self.options, &endpoints)?;
+        config.set_listener("proxy", self.proxy);
+        config.set_listener("control", self.control);
+        self.envoy = Envoy::start(&self.tools.envoy, &config, self.options.concurrency, self.dir.path()).await?;
+        Ok(())
+    }
+
+    /// Starts the collector and waits until Envoy has a snapshot of it.
     ///
     /// # Errors
     /// If it does not start.
     pub async fn start_collector(&mut self) -> Result<()> {
+        self.revive_collector().await?;
+        let (_, console) = self.collector.as_ref().context("the collector")?;
+        self.wait_for_snapshot(*console).await
+    }
+
+    /// Starts the collector, where it was if it has run before, and waits for no Envoy.
+    ///
+    /// # Errors
+    /// If it does not start.
+    pub async fn revive_collector(&mut self) -> Result<()> {
+        let listen = self.collector.as_ref().map_or((Ipv4Addr::LOCALHOST, 0).into(), |(_, address)| *address);
         let replicas: Vec<_> = self.replicas.iter().map(|(_, address)| json!({ "address": address.to_string() })).collect();
         let mut envoy = json!({ "url": format!("http://{}", self.control) });
         if !self.options.token.is_empty() {
             envoy["token"] = json!(self.options.token);
         }
         let config = json!({
-            "listen": "127.0.0.1:0",
+            "listen": listen.to_string(),
             "envoys": [envoy],
             "pools": [{ "cluster": MODEL, "max_num_seqs": 32, "replicas": replicas }],
         });
@@ -146,9 +170,8 @@ impl Stack {
         fs::write(&file, serde_json::to_vec_pretty(&config)?)?;
         let args = ["run".to_owned(), file.display().to_string(), "--ready-json".to_owned()];
         let (process, ready) = Process::start_ready("collector", &self.tools.collector, &args, self.dir.path()).await?;
-        let console = address(&ready)?;
-        self.collector = Some((process, console));
-        self.wait_for_snapshot(console).await
+        self.collector = Some((process, address(&ready)?));
+        Ok(())
     }
 
     /// Waits until Envoy has its first snapshot; until then the filter knows no replica and passes.

@@ -2,12 +2,14 @@
 
 use std::env;
 use std::path::Path;
+use std::process::Command;
 
 use anyhow::{Context, Result};
 use clap::Args;
 
+use crate::manifests;
 use crate::process::run_group;
-use crate::tools::{self, Tools, cargo, run, say};
+use crate::tools::{self, ENVOYS, Tools, cargo, run, say};
 use crate::vllm::Vllm;
 
 /// Which checks to run.
@@ -19,6 +21,17 @@ pub struct TestOptions {
     /// Only the end-to-end tests on real vLLM servers. The first time, this installs vLLM; the tests take some minutes.
     #[arg(long, conflicts_with = "end_to_end")]
     vllm: bool,
+    /// Only the end-to-end tests, on an Envoy of this version; `all` for every version that is supported. Each is installed when missing.
+    #[arg(long, value_name = "VERSION", conflicts_with = "vllm", value_parser = envoys().collect::<Vec<_>>())]
+    envoy: Option<String>,
+    /// Only the collector, a replica and Envoy killed and started again in all 36 orders under load, of which the end-to-end tests take 6.
+    /// About ten minutes.
+    #[arg(long, conflicts_with_all = ["end_to_end", "vllm"])]
+    restarts: bool,
+}
+
+fn envoys() -> impl Iterator<Item = &'static str> {
+    ENVOYS.into_iter().chain(["all"])
 }
 
 /// Runs the checks.
@@ -29,17 +42,69 @@ pub async fn test(options: &TestOptions) -> Result<()> {
     if options.vllm {
         return on_vllm().await;
     }
-    if options.end_to_end.is_none() {
+    if options.restarts {
+        return restarts();
+    }
+    let only_some = options.end_to_end.is_some() || options.envoy.is_some();
+    if !only_some {
         format_and_lints()?;
         say("unit and property tests");
         run(cargo().args(["test", "--quiet", "--workspace", "--exclude", "homing-tests"]))?;
         on_wasm32()?;
+        manifests::check()?;
     }
     let tools = Tools::ensure()?;
-    say("end-to-end tests on a real Envoy");
+    let envoys = match options.envoy.as_deref() {
+        None => vec![tools.envoy],
+        Some("all") => ENVOYS.into_iter().map(tools::envoy_of).collect::<Result<_>>()?,
+        Some(version) => vec![tools::envoy_of(version)?],
+    };
+    for envoy in envoys {
+        end_to_end(&envoy, options.end_to_end.as_deref().as_slice())?;
+    }
+    if !only_some {
+        end_to_end(&tools::envoy_of(ENVOYS[0])?, &ON_THE_OLDEST)?;
+    }
+    Ok(())
+}
+
+/// What every run tries on the oldest Envoy too: the tests in which Envoys differ most, in a minute. `--envoy all` tries all of them.
+const ON_THE_OLDEST: [&str; 7] = ["admission::", "bodies::", "configuration::", "control::", "endings::", "models::", "routing::"];
+
+/// The end-to-end tests on one Envoy; with names, those that contain one of them.
+fn end_to_end(envoy: &Path, names: &[&str]) -> Result<()> {
+    say(&format!("end-to-end tests on {}", envoy_version(envoy)?));
     let mut command = cargo();
     // The tests find what was built; two at a time leave each a core.
-    command.args(["test", "--package", "homing-tests", "--"]).args(&options.end_to_end).args(["--test-threads", "2"]);
+    command.args(["test", "--package", "homing-tests", "--"]).args(names).args(["--test-threads", "2"]);
+    run(command.env("HOMING_ENVOY", envoy))
+}
+
+/// What an Envoy calls itself, such as `Envoy 1.40.0`.
+fn envoy_version(envoy: &Path) -> Result<String> {
+    let output = Command::new(envoy).arg("--version").output().with_context(|| format!("starting {}", envoy.display()))?;
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    // envoy  version: <commit>/<version>/<state>/<build>/<TLS library>
+    let version = said.split('/').nth(1).with_context(|| format!("{} does not say its version", envoy.display()))?;
+    Ok(format!("Envoy {version}"))
+}
+
+/// The long version of the end-to-end test of restarts.
+fn restarts() -> Result<()> {
+    let tools = Tools::ensure()?;
+    say("every order of kills with every order of starts");
+    let mut command = cargo();
+    command.args([
+        "test",
+        "--package",
+        "homing-tests",
+        "--test",
+        "browser",
+        "--",
+        "--ignored",
+        "--nocapture",
+        "every_order_of_kills",
+    ]);
     run(command.env("HOMING_ENVOY", &tools.envoy))
 }
 

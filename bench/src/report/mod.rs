@@ -6,6 +6,7 @@
 mod axis;
 mod cells;
 mod figure;
+mod frontier;
 mod metric;
 mod page;
 mod png;
@@ -13,6 +14,7 @@ mod runs;
 mod style;
 
 pub use cells::{Cell, Section, Stage, Summary};
+pub use frontier::{FrontierPoint, frontier_svg};
 pub use metric::Metric;
 
 use anyhow::{Context, Result};

@@ -3,12 +3,14 @@
 //! A [workload](crate::workload) says what sessions send, a [policy](PolicyName) where each request goes (Homing's own routing code, and
 //! others beside it), and [`run`] lets time pass: the engines' steps, the sessions' calls and the policies' looks at metrics.
 
+mod frontier;
 mod policy;
 mod reference;
 mod report;
 mod spill;
 mod world;
 
+pub use frontier::{FrontierArgs, frontier};
 pub use policy::{Fleet, HomingOptions, Policy, PolicyName, Routed, View};
 pub use reference::{ModelRow, Published, ReferenceRow, compare_with_reference};
 pub use report::{Figures, SimulationReport};

@@ -11,6 +11,8 @@ use serde::{Deserialize, Deserializer, Serialize};
 pub enum ControlUrl {
     /// `http://ip:port`
     Tcp(SocketAddr),
+    /// `https://ip:port`
+    Tls(SocketAddr),
     /// `unix:/path/to.sock`
     Unix(PathBuf),
 }
@@ -19,6 +21,7 @@ impl fmt::Display for ControlUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Tcp(address) => write!(f, "http://{address}"),
+            Self::Tls(address) => write!(f, "https://{address}"),
             Self::Unix(path) => write!(f, "unix:{}", path.display()),
         }
     }
@@ -28,7 +31,7 @@ impl std::str::FromStr for ControlUrl {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let allowed = "write http://ip:port or unix:/path/to.sock";
+        let allowed = "write http://ip:port, https://ip:port or unix:/path/to.sock";
         if let Some(path) = text.strip_prefix("unix:") {
             let path = PathBuf::from(path);
             return if path.is_absolute() {
@@ -37,12 +40,13 @@ impl std::str::FromStr for ControlUrl {
                 Err(format!("the socket's path must be absolute: {allowed}"))
             };
         }
-        if text.starts_with("https:") {
-            return Err(format!("https is not supported, put the listener on loopback or behind a sidecar: {allowed}"));
-        }
-        let address = text.strip_prefix("http://").map(|rest| rest.strip_suffix('/').unwrap_or(rest));
+        let (make, rest): (fn(SocketAddr) -> Self, _) = match text.strip_prefix("https://") {
+            Some(rest) => (Self::Tls, Some(rest)),
+            None => (Self::Tcp, text.strip_prefix("http://")),
+        };
+        let address = rest.map(|rest| rest.strip_suffix('/').unwrap_or(rest));
         match address.and_then(|address| address.parse::<SocketAddr>().ok()) {
-            Some(address) if address.port() != 0 => Ok(Self::Tcp(address)),
+            Some(address) if address.port() != 0 => Ok(make(address)),
             _ => Err(format!("`{text}` is not a control listener: {allowed}")),
         }
     }

@@ -62,7 +62,7 @@ struct RawApi {
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "Envoy")]
 struct RawEnvoy {
-    /// Its control listener, `http://ip:port` or `unix:/path/to.sock`.
+    /// Its control listener, `http://ip:port`, `https://ip:port` or `unix:/path/to.sock`.
     #[schemars(with = "String")]
     url: Spanned<ControlUrl>,
     /// The control listener's bearer token.
@@ -70,6 +70,9 @@ struct RawEnvoy {
     token: Option<Spanned<String>>,
     /// A file that holds the token; read again when the listener refuses it.
     token_file: Option<PathBuf>,
+    /// How it is reached over TLS; `url` must say https.
+    #[schemars(with = "Option<TlsConfig>")]
+    tls: Option<Spanned<TlsConfig>>,
 }
 
 /// The replicas behind one Envoy cluster. At least one of `replicas`, `dns` and `files` is needed.
@@ -89,7 +92,8 @@ struct RawPool {
     /// A file that holds the token; read again when a replica refuses it.
     token_file: Option<PathBuf>,
     /// Polls over HTTPS, with these settings.
-    tls: Option<TlsConfig>,
+    #[schemars(with = "Option<TlsConfig>")]
+    tls: Option<Spanned<TlsConfig>>,
     /// Endpoints that do not change.
     #[schemars(with = "Option<Vec<RawEndpoint>>")]
     replicas: Option<Spanned<Vec<RawEndpoint>>>,
@@ -156,7 +160,10 @@ impl RawConfig {
                 || "an Envoy may be named only once; remove this entry".to_owned(),
             )?;
             let token = token(envoy.token, envoy.token_file, key)?;
-            envoys.push(EnvoyConfig { url: envoy.url.value, token });
+            let tls = checked_tls(envoy.tls, || key("tls"))?;
+            let is_https = matches!(envoy.url.value, ControlUrl::Tls(_));
+            require(tls.is_none() || is_https, &envoy.url, || key("url"), || "`tls` is set: write https://ip:port".to_owned())?;
+            envoys.push(EnvoyConfig { url: envoy.url.value, token, tls });
         }
         let named = !self.pools.value.is_empty();
         require(named, &self.pools, || "pools".to_owned(), || "at least one pool is needed".to_owned())?;
@@ -223,7 +230,7 @@ impl RawPool {
             cluster: self.cluster.value,
             max_num_seqs: self.max_num_seqs.map(|seqs| seqs.value),
             token: token(self.token, self.token_file, key)?,
-            tls: self.tls,
+            tls: checked_tls(self.tls, || key("tls"))?,
             replicas: replicas.unwrap_or_default(),
             dns: self
                 .dns
@@ -256,6 +263,14 @@ fn check_replicas(replicas: Spanned<Vec<RawEndpoint>>, index: usize, has_sources
         checked.push(EndpointConfig { address, drain: replica.drain });
     }
     Ok(checked)
+}
+
+/// TLS settings that belong together.
+fn checked_tls(tls: Option<Spanned<TlsConfig>>, key: impl Fn() -> String) -> Result<Option<TlsConfig>, Fault> {
+    let Some(tls) = tls else { return Ok(None) };
+    let pair = tls.value.cert_file.is_some() == tls.value.key_file.is_some();
+    require(pair, &tls, key, || "set both `cert_file` and `key_file`, or neither".to_owned())?;
+    Ok(Some(tls.value))
 }
 
 /// A token that is given in one of the two ways, or in none.

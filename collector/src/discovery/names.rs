@@ -92,7 +92,7 @@ fn describe(problems: &BTreeMap<&String, String>) -> Option<String> {
         0 => String::new(),
         others => format!(", and {others} more names"),
     };
-    Some(format!("{name} cannot be looked up ({why}){others}; the addresses it had last are kept"))
+    Some(format!("{name} cannot be looked up ({why}){others}"))
 }
 
 #[cfg(test)]

@@ -4,7 +4,6 @@
 //! only add time and a way to fail.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -12,19 +11,15 @@ use bytes::Bytes;
 use http_body_util::Empty;
 use hyper::header::{AUTHORIZATION, USER_AGENT};
 use hyper::{Request, StatusCode, Uri};
-use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+use hyper_rustls::HttpsConnector;
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature};
-use rustls::pki_types::pem::PemObject as _;
-use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
-use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
 
-use crate::config::{PoolConfig, TlsConfig};
+use crate::config::PoolConfig;
 use crate::endpoint::ScrapeFailure;
 use crate::http_client::{self, Bearer, BodyError, read_body};
+use crate::tls;
 
 /// The longest answer that is read, in bytes; vLLM's are 45 to 80 KB.
 pub const MAX_METRICS_BYTES: usize = 8 << 20;
@@ -43,20 +38,8 @@ impl ScrapeClient {
     pub(crate) fn new(pool: &PoolConfig, timeout: Duration) -> anyhow::Result<Self> {
         let context = || format!("pool {}", pool.cluster);
         let bearer = Bearer::read(pool.token.as_ref()).map_err(anyhow::Error::msg).with_context(context)?;
-        let tls = tls(pool.tls.as_ref()).with_context(context)?;
-        let mut http = HttpConnector::new();
-        http.enforce_http(false);
-        http.set_nodelay(true);
-        let https = HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http();
-        let https = match pool.tls.as_ref().and_then(|tls| tls.server_name.clone()) {
-            Some(name) => {
-                let name =
-                    ServerName::try_from(name).context("tls.server_name must be a host name or an address, without a port")?;
-                https.with_server_name_resolver(hyper_rustls::FixedServerNameResolver::new(name))
-            }
-            None => https,
-        };
-        let client = Client::builder(TokioExecutor::new()).build(https.enable_http1().wrap_connector(http));
+        let connector = tls::connector(pool.tls.as_ref()).with_context(context)?;
+        let client = Client::builder(TokioExecutor::new()).build(connector);
         Ok(Self { client, scheme: if pool.tls.is_some() { "https" } else { "http" }, bearer, timeout })
     }
 
@@ -97,70 +80,5 @@ impl ScrapeClient {
             BodyError::TooLarge => ScrapeFailure::TooLarge,
             BodyError::Broken(error) => ScrapeFailure::Broken(http_client::root_cause(&error)),
         })
-    }
-}
-
-/// Without `tls` no certificate is trusted, and none is asked for.
-fn tls(config: Option<&TlsConfig>) -> anyhow::Result<ClientConfig> {
-    let provider = Arc::new(ring::default_provider());
-    let builder = ClientConfig::builder_with_provider(Arc::clone(&provider)).with_safe_default_protocol_versions()?;
-    if config.is_some_and(|tls| tls.insecure) {
-        let any = Arc::new(AnyCertificate(provider));
-        return Ok(builder.dangerous().with_custom_certificate_verifier(any).with_no_client_auth());
-    }
-    let mut roots = RootCertStore::empty();
-    match config {
-        None => {}
-        Some(TlsConfig { ca_file: Some(path), .. }) => {
-            let what = || format!("tls.ca_file {} cannot be read: a PEM file with certificates is needed", path.display());
-            for certificate in CertificateDer::pem_file_iter(path).with_context(what)? {
-                roots.add(certificate.with_context(what)?).with_context(what)?;
-            }
-            anyhow::ensure!(!roots.is_empty(), "tls.ca_file {} holds no certificate", path.display());
-        }
-        Some(TlsConfig { ca_file: None, .. }) => {
-            roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-            anyhow::ensure!(!roots.is_empty(), "this system has no certificates of authorities; set tls.ca_file");
-        }
-    }
-    Ok(builder.with_root_certificates(roots).with_no_client_auth())
-}
-
-/// Accepts every certificate, as `tls.insecure` asks; signatures are checked all the same.
-#[derive(Debug)]
-struct AnyCertificate(Arc<CryptoProvider>);
-
-impl ServerCertVerifier for AnyCertificate {
-    fn verify_server_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls12_signature(message, certificate, signature, &self.0.signature_verification_algorithms)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls13_signature(message, certificate, signature, &self.0.signature_verification_algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.signature_verification_algorithms.supported_schemes()
     }
 }

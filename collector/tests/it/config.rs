@@ -76,7 +76,7 @@ pools:
     assert_eq!((a.dns[1].family, a.dns[1].refresh), (AddressFamily::V4Only, Duration::from_secs(60)));
     assert_eq!(b.files, [PathBuf::from("one.json"), PathBuf::from("/two.yaml")]);
     assert_eq!(b.token, Some(TokenSource::Inline("abc".to_owned())));
-    let tls = TlsConfig { ca_file: Some("/ca.pem".into()), server_name: Some("vllm.internal".to_owned()), insecure: false };
+    let tls = TlsConfig { ca_file: Some("/ca.pem".into()), server_name: Some("vllm.internal".to_owned()), ..TlsConfig::default() };
     assert_eq!(b.tls, Some(tls));
     assert!(a.tls.is_none() && a.replicas.is_empty() && c.replicas.is_empty());
     assert_eq!(config.api, Some(TokenSource::File("/run/secrets/api".into())));
@@ -159,9 +159,12 @@ fn every_mistake_names_its_place_its_key_and_what_is_allowed() {
         ("pools: [{cluster: '', replicas: [{address: '1.1.1.1:1'}]}]\n".to_owned(), ":1:19: pools[0].cluster: ", "1 to 256 bytes"),
         (POOL.replace("a,", "a, max_num_seqs: 0,"), ":1:36: pools[0].max_num_seqs: ", "1 to 65536"),
         (format!("{}, {}\n", POOL.trim_end().trim_end_matches(']'), &POOL[8..].trim()), "pools[1].cluster: ", "named twice"),
-        (envoy("url: https://127.0.0.1:9901"), ":3:8: envoys[0].url: ", "http://ip:port or unix:"),
+        (envoy("url: https://envoy:9901"), ":3:8: envoys[0].url: ", "https://ip:port or unix:"),
+        (envoy("url: http://127.0.0.1:1\n  tls: {}"), ":3:8: envoys[0].url: ", "write https://"),
+        (envoy("url: https://127.0.0.1:1\n  tls: {cert_file: a.pem}"), "envoys[0].tls: ", "both `cert_file` and `key_file`"),
+        (pool("files: [a.json], tls: {key_file: a.pem}"), "pools[0].tls: ", "both `cert_file` and `key_file`"),
         (envoy("url: unix:envoy.sock"), ":3:8: envoys[0].url: ", "must be absolute"),
-        (envoy("url: http://envoy:9901"), ":3:8: envoys[0].url: ", "http://ip:port or unix:"),
+        (envoy("url: http://envoy:9901"), ":3:8: envoys[0].url: ", "https://ip:port or unix:"),
         (envoy("url: unix:/a\n- url: unix:/a"), ":4:8: envoys[1].url: ", "only once"),
         (envoy("url: unix:/a\n  token: a\n  token_file: /b"), ":4:10: envoys[0].token: ", "not both"),
         (envoy("url: unix:/a\n  token: 'a b'"), ":4:10: envoys[0].token: ", "without spaces"),

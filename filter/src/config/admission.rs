@@ -12,6 +12,9 @@ use super::values::{Span, Whole};
 /// How long a request may be held at most: longer than any client waits, and shorter than Envoy's timers as they are shipped.
 const MAX_WAIT: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(590);
 
+/// How long a place may outlast its conversation's last turn: longer, and it stands empty for good while others wait.
+const GRACE: RangeInclusive<Duration> = Duration::from_millis(10)..=Duration::from_secs(300);
+
 /// The keys of `admission`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -26,6 +29,10 @@ pub(super) struct AdmissionFile {
     overflow: Option<OverflowName>,
     #[serde(default)]
     turns: Option<Whole>,
+    #[serde(default)]
+    min_grace: Option<Span>,
+    #[serde(default)]
+    max_grace: Option<Span>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -82,6 +89,20 @@ impl AdmissionFile {
         }
         if let Some(Whole(turns)) = self.turns {
             admission.turns = u16::try_from(turns).map_err(|_| ("turns", format!("must be from 0 to {}", u16::MAX)))?;
+        }
+        for (key, span, grace_ms) in [
+            ("min_grace", &self.min_grace, &mut admission.min_grace_ms),
+            ("max_grace", &self.max_grace, &mut admission.max_grace_ms),
+        ] {
+            let Some(Span(span)) = span else { continue };
+            if !GRACE.contains(span) {
+                return Err((key, format!("must be from {}ms to {}s", GRACE.start().as_millis(), GRACE.end().as_secs())));
+            }
+            *grace_ms = u64::try_from(span.as_millis()).unwrap_or(u64::MAX);
+        }
+        if admission.min_grace_ms > admission.max_grace_ms {
+            let most_ms = admission.max_grace_ms;
+            return Err(("min_grace", format!("must be at most `max_grace`, which is {most_ms}ms: set both")));
         }
         admission.overflow = match self.overflow {
             Some(OverflowName::Send) => Overflow::Send,

@@ -11,7 +11,7 @@ fn refused(json: &str) -> String {
 fn accepted(json: &str) -> RouteConfig {
     match read(json.as_bytes()).expect("a configuration") {
         Role::Route(config) => *config,
-        Role::Control(_) => panic!("a route role"),
+        Role::Control(_) | Role::Model(_) => panic!("a route role"),
     }
 }
 
@@ -77,8 +77,10 @@ fn admission_is_off_unless_it_is_asked_for() {
     }
     assert_eq!(admission(r#"{"mode":"working_set"}"#), Some(Admission::default()));
     let every = r#"{"mode":"working_set","max_held":7.0,"max_wait":"2m","overflow":"reject","turns":3}"#;
-    let expected = Admission { max_held: 7, max_wait_ms: 120_000, overflow: Overflow::Reject, turns: 3 };
+    let expected = Admission { max_held: 7, max_wait_ms: 120_000, overflow: Overflow::Reject, turns: 3, ..Admission::default() };
     assert_eq!(admission(every), Some(expected));
+    let grace = admission(r#"{"mode":"working_set","min_grace":"500ms","max_grace":"5s"}"#).expect("admission");
+    assert_eq!((grace.min_grace_ms, grace.max_grace_ms), (500, 5_000));
 }
 
 #[test]
@@ -119,6 +121,14 @@ fn a_refusal_names_the_key_and_what_it_may_be() {
         (r#"{"role":"route","pools":[{"cluster":"a","admission":{"max_wait":120}}]}"#, "pools[0].admission.max_wait"),
         (r#"{"role":"route","pools":[{"cluster":"a","admission":{"overflow":"drop"}}]}"#, "expected `send` or `reject`"),
         (
+            r#"{"role":"route","pools":[{"cluster":"a","admission":{"min_grace":"1ms"}}]}"#,
+            "pools[0].admission.min_grace: must be from 10ms to 300s",
+        ),
+        (
+            r#"{"role":"route","pools":[{"cluster":"a","admission":{"max_grace":"1s"}}]}"#,
+            "pools[0].admission.min_grace: must be at most `max_grace`, which is 1000ms: set both",
+        ),
+        (
             r#"{"role":"route","pools":[{"cluster":"a","admission":{"turns":65536}}]}"#,
             "pools[0].admission.turns: must be from 0 to 65535",
         ),
@@ -142,5 +152,34 @@ proptest::proptest! {
         let _ = read(&bytes);
         let _ = read(text.as_bytes());
         let _ = read(format!(r#"{{"role":"route","pools":[{{"cluster":"a",{text}"#).as_bytes());
+    }
+}
+
+#[test]
+fn the_model_role_needs_nothing_and_takes_a_header() {
+    let model = |json: &str| match read(json.as_bytes()).expect("a configuration") {
+        Role::Model(config) => config,
+        Role::Route(_) | Role::Control(_) => panic!("a model role"),
+    };
+    let header = |name: &str| name.to_owned();
+    assert_eq!(model(r#"{"role":"model"}"#), ModelConfig { header: header("x-homing-model"), max_body_bytes: 32 << 20 });
+    assert_eq!(
+        model(r#"{"role":"model","header":"X-Model","max_body_bytes":1024}"#),
+        ModelConfig { header: header("x-model"), max_body_bytes: 1024 }
+    );
+}
+
+#[test]
+fn a_key_of_another_role_is_refused() {
+    for (json, key) in [
+        (r#"{"role":"model","header":"a b"}"#, "header"),
+        (r#"{"role":"model","header":"x-homing-targets"}"#, "header"),
+        (r#"{"role":"model","header":":path"}"#, "header"),
+        (r#"{"role":"model","pools":[{"cluster":"a"}]}"#, "pools"),
+        (r#"{"role":"model","token":"t"}"#, "token"),
+        (r#"{"role":"control","header":"x-model"}"#, "header"),
+        (r#"{"role":"route","header":"x-model","pools":[{"cluster":"a"}]}"#, "header"),
+    ] {
+        assert!(refused(json).contains(&format!("{key}:")), "{json}: {}", refused(json));
     }
 }

@@ -86,7 +86,7 @@ const SILENT: [&[u8]; 11] = [
 
 /// Whether the body can be read for a conversation: it is not compressed, and not of a kind that is never JSON. Those may be
 /// streams that do not end.
-pub(super) fn is_readable(headers: &Headers) -> bool {
+pub(crate) fn is_readable(headers: &Headers) -> bool {
     let header = |wanted: &[u8]| headers.iter().find(|(name, _)| *name == wanted).map(|(_, value)| value);
     let never_json = |kind: &[u8]| NEVER_JSON.iter().any(|prefix| kind.starts_with(prefix));
     needs_body(header(b"content-encoding")) && !header(b"content-type").is_some_and(never_json)

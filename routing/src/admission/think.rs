@@ -1,5 +1,7 @@
 //! How long a pool's agents think between two turns, and so how long a conversation that is quiet keeps its place.
 
+use super::Admission;
+
 /// Think times by powers of two: the first counts those below 125 ms, the last those from 64 s on.
 const STEPS: usize = 10;
 const FIRST_MS: u64 = 125;
@@ -7,11 +9,8 @@ const FIRST_MS: u64 = 125;
 /// The part of think times that a place outlasts.
 const COVERED: f32 = 0.9;
 
-/// Grace before anything is known, and its bounds: at least so long that a client far away gets its next turn in, and not so long that
-/// the places of conversations that have ended without notice stand empty while others wait.
-const FIRST_GRACE_MS: u64 = 5_000;
-const LEAST_MS: u64 = 2_000;
-const MOST_MS: u64 = 20_000;
+/// The part of the longest grace that is given before anything is known.
+const FIRST_PART: u64 = 4;
 
 /// Think times heard before they are believed.
 const ENOUGH: f32 = 20.0;
@@ -33,11 +32,12 @@ impl ThinkTimes {
         }
     }
 
-    /// How long a quiet conversation keeps its place: the time within which nine of ten next turns come, within bounds.
-    pub(crate) fn grace_ms(&self) -> u64 {
+    /// How long a quiet conversation keeps its place: the time within which nine of ten next turns come, within the pool's bounds.
+    pub(crate) fn grace_ms(&self, bounds: &Admission) -> u64 {
+        let within = |ms: u64| ms.min(bounds.max_grace_ms).max(bounds.min_grace_ms);
         let all: f32 = self.steps.iter().sum();
         if all < ENOUGH {
-            return FIRST_GRACE_MS;
+            return within(bounds.max_grace_ms / FIRST_PART);
         }
         let mut below = 0.0;
         let mut end_ms = FIRST_MS;
@@ -48,7 +48,7 @@ impl ThinkTimes {
             }
             end_ms = end_ms.saturating_mul(2);
         }
-        end_ms.clamp(LEAST_MS, MOST_MS)
+        within(end_ms)
     }
 }
 
@@ -65,16 +65,27 @@ mod tests {
         think
     }
 
+    fn grace_ms(times: &[(u64, usize)]) -> u64 {
+        heard(times).grace_ms(&Admission::default())
+    }
+
     #[test]
     fn a_place_outlasts_nine_of_ten_think_times() {
-        assert_eq!(ThinkTimes::default().grace_ms(), FIRST_GRACE_MS);
-        assert_eq!(heard(&[(300, 100)]).grace_ms(), LEAST_MS);
-        assert_eq!(heard(&[(300, 80), (7_000, 20)]).grace_ms(), 8_000);
-        assert_eq!(heard(&[(300, 10), (200_000, 90)]).grace_ms(), MOST_MS);
+        assert_eq!(grace_ms(&[]), 5_000);
+        assert_eq!(grace_ms(&[(300, 100)]), 2_000);
+        assert_eq!(grace_ms(&[(300, 80), (7_000, 20)]), 8_000);
+        assert_eq!(grace_ms(&[(300, 10), (200_000, 90)]), 20_000);
     }
 
     #[test]
     fn what_was_heard_long_ago_counts_for_little() {
-        assert_eq!(heard(&[(7_000, 1_000), (300, 2_000)]).grace_ms(), LEAST_MS);
+        assert_eq!(grace_ms(&[(7_000, 1_000), (300, 2_000)]), 2_000);
+    }
+
+    #[test]
+    fn bounds_are_the_pools_own() {
+        let fast = Admission { min_grace_ms: 500, max_grace_ms: 5_000, ..Admission::default() };
+        let graces = [&[][..], &[(75, 100)], &[(50_000, 100)]].map(|times| heard(times).grace_ms(&fast));
+        assert_eq!(graces, [1_250, 500, 5_000]);
     }
 }

@@ -6,8 +6,10 @@ use std::rc::Rc;
 use hashbrown::HashMap;
 
 use super::{Request, Router, TRIES, Verdict};
-use crate::admission::{Admission, GROWTH_TOKENS, Overflow, Place, Room, SMALL_TOKENS, Terms, Waiting, WorkingSet};
-use crate::host::{Host, HostError, MetricId};
+use crate::admission::{
+    Admission, GROWTH_TOKENS, Overflow, Place, Reason, SMALL_TOKENS, SharedSet, Terms, Usage, Waiting, WorkingSet,
+};
+use crate::host::{Host, HostError};
 use crate::metric::{AdmissionEvent, ErrorKind};
 use crate::outcome::Outcome;
 use crate::pool::Pool;
@@ -20,9 +22,7 @@ const MANY_TRIES: usize = 32;
 #[derive(Debug)]
 pub struct Held<H: Host> {
     host: H,
-    key: Rc<str>,
-    /// The gauge of the pool's requests in line.
-    gauge: MetricId,
+    set: Rc<SharedSet>,
     waiting: Waiting,
     /// Whether it has left the line already.
     has_left: Cell<bool>,
@@ -32,7 +32,7 @@ pub struct Held<H: Host> {
 #[derive(Debug)]
 pub(super) struct Turn<H: Host> {
     host: H,
-    key: Rc<str>,
+    set: Rc<SharedSet>,
     digest: u64,
 }
 
@@ -57,13 +57,17 @@ impl<H: Host> Router<H> {
         self.take_lane()?;
         let Some((pool, admission)) = self.admitting(cluster) else { return Ok(None) };
         let mut waiting = self.waiting(pool, request)?;
-        for _ in 0..MANY_TRIES {
+        for first in core::iter::once(true).chain(core::iter::repeat_n(false, MANY_TRIES)) {
             let Some((pool, _)) = self.admitting(cluster) else { return Ok(None) };
+            let mut set = pool.working_set.open(&self.host)?;
+            // A think time is heard once, however often the request is looked at.
+            if let Some(place) = set.place(waiting.digest).filter(|place| first && place.in_flight == 0) {
+                pool.hear(self.now_ms.saturating_sub(place.last_ms));
+            }
             let terms = pool.terms(self.now_ms);
-            let mut set = WorkingSet::open(&self.host, &pool.working_set_key)?;
             terms.tidy(&mut set);
-            if let Some(replica) = self.enters(pool, &terms, &mut set, &admission, &mut waiting, Look::IsCalled)? {
-                if set.store(&self.host, &pool.working_set_key)? {
+            if let Some(replica) = self.enters(pool, &terms, &mut set, request, &mut waiting, Look::IsCalled)? {
+                if pool.working_set.store(&self.host, &set)? {
                     return self.admitted(cluster, request, &waiting, replica).map(Some);
                 }
                 continue;
@@ -71,12 +75,12 @@ impl<H: Host> Router<H> {
             if set.waiting.len() >= admission.max_held as usize {
                 return self.overflows(cluster, request, &waiting);
             }
-            set.waiting.push(waiting);
-            if set.store(&self.host, &pool.working_set_key)? {
-                self.host.set(pool.held_requests, set.waiting.len() as u64)?;
+            set.join(waiting);
+            if pool.working_set.store(&self.host, &set)? {
+                pool.working_set.set_held(&self.host, set.waiting.len())?;
                 pool.count_admission(&self.host, AdmissionEvent::Held)?;
-                let (host, key, gauge) = (self.host.clone(), Rc::clone(&pool.working_set_key), pool.held_requests);
-                return Ok(Some(Verdict::Hold(Held { host, key, gauge, waiting, has_left: Cell::new(false) })));
+                let (host, set) = (self.host.clone(), Rc::clone(&pool.working_set));
+                return Ok(Some(Verdict::Hold(Held { host, set, waiting, has_left: Cell::new(false) })));
             }
         }
         self.count_error(ErrorKind::Contended, 1);
@@ -90,10 +94,7 @@ impl<H: Host> Router<H> {
     pub fn called(&mut self, cluster: &[u8]) -> Result<Vec<u64>, HostError> {
         self.refresh(cluster)?;
         let Some((pool, _)) = self.admitting(cluster) else { return Ok(Vec::new()) };
-        let terms = pool.terms(self.now_ms);
-        let mut set = WorkingSet::open(&self.host, &pool.working_set_key)?;
-        terms.tidy(&mut set);
-        Ok(terms.called(&set))
+        pool.called(&self.host, self.now_ms)
     }
 
     /// Says that this thread's requests in line still wait. Call it every second.
@@ -104,22 +105,24 @@ impl<H: Host> Router<H> {
     where
         H: 'a,
     {
-        let mut by_pool: HashMap<&str, Vec<&Waiting>> = HashMap::new();
+        let mut by_pool: HashMap<*const SharedSet, (&SharedSet, HashMap<u64, &Waiting>)> = HashMap::new();
         for held in held {
-            by_pool.entry(&held.key).or_default().push(&held.waiting);
+            let (_, of_pool) = by_pool.entry(Rc::as_ptr(&held.set)).or_insert_with(|| (&held.set, HashMap::new()));
+            of_pool.insert(held.waiting.id, &held.waiting);
         }
         let seen_ms = self.host.now_ms();
-        for (key, held) in by_pool {
+        for (shared, held) in by_pool.into_values() {
             for _ in 0..MANY_TRIES {
-                let mut set = WorkingSet::open(&self.host, key)?;
-                for own in &held {
-                    match set.waiting.iter_mut().find(|waiting| waiting.id == own.id) {
-                        Some(waiting) => waiting.seen_ms = seen_ms,
-                        // It was taken for a dead thread's: it goes back to where it was.
-                        None => set.waiting.push(Waiting { seen_ms, ..**own }),
+                let mut set = shared.open(&self.host)?;
+                let mut lost = held.clone();
+                for waiting in &mut set.waiting {
+                    if lost.remove(&waiting.id).is_some() {
+                        waiting.seen_ms = seen_ms;
                     }
                 }
-                if set.store(&self.host, key)? {
+                // They were taken for a dead thread's: they go back to where they were.
+                lost.into_values().for_each(|waiting| set.join(Waiting { seen_ms, ..*waiting }));
+                if shared.store(&self.host, &set)? {
                     break;
                 }
             }
@@ -161,7 +164,7 @@ impl<H: Host> Router<H> {
         for _ in 0..MANY_TRIES {
             let Some((pool, _)) = self.admitting(cluster) else { return Ok(None) };
             let terms = pool.terms(self.now_ms);
-            let mut set = WorkingSet::open(&self.host, &pool.working_set_key)?;
+            let mut set = pool.working_set.open(&self.host)?;
             terms.tidy(&mut set);
             set.leave(held.waiting.id);
             if look == Look::Overdue && admission.overflow == Overflow::Reject {
@@ -169,10 +172,10 @@ impl<H: Host> Router<H> {
                 return self.overflows(cluster, request, &held.waiting);
             }
             let mut waiting = held.waiting;
-            let Some(replica) = self.enters(pool, &terms, &mut set, &admission, &mut waiting, look)? else { return Ok(None) };
-            if set.store(&self.host, &pool.working_set_key)? {
+            let Some(replica) = self.enters(pool, &terms, &mut set, request, &mut waiting, look)? else { return Ok(None) };
+            if pool.working_set.store(&self.host, &set)? {
                 held.has_left.set(true);
-                self.host.set(pool.held_requests, set.waiting.len() as u64)?;
+                pool.working_set.set_held(&self.host, set.waiting.len())?;
                 let event = if look == Look::Overdue { AdmissionEvent::Overdue } else { AdmissionEvent::Admitted };
                 pool.count_admission(&self.host, event)?;
                 pool.count_wait(&self.host, self.now_ms.saturating_sub(held.waiting.since_ms))?;
@@ -200,72 +203,97 @@ impl<H: Host> Router<H> {
             id,
             digest: request.conversation.map_or(id, |named| named.digest.0 as u64),
             home,
-            returns: home.is_some(),
             since_ms: self.now_ms,
             seen_ms: self.now_ms,
+            order_ms: pool.terms(self.now_ms).order_ms(self.now_ms, home.is_some()),
+            reason: Reason::NoRoom,
             tokens: pool.texts.tokens(request.bytes).saturating_add(GROWTH_TOKENS),
         })
     }
 
     /// Gives the request a place in the working set, if it may have one: where its conversation has one already, at home, or where a new
-    /// conversation goes of the replicas that it fits.
+    /// conversation goes of the replicas that it fits. A place that it has lost is taken out.
     fn enters(
         &self,
         pool: &Pool,
         terms: &Terms<'_>,
         set: &mut WorkingSet,
-        admission: &Admission,
+        request: &Request<'_>,
         waiting: &mut Waiting,
         look: Look,
     ) -> Result<Option<ReplicaId>, HostError> {
-        let ready = |replica: ReplicaId| terms.rooms.iter().any(|room| room.replica == replica);
+        let turns_granted = pool.policy.admission.map_or(0, |admission| admission.turns);
         let known = set.place(waiting.digest).copied();
-        if let Some(place) = known.filter(|place| place.in_flight == 0)
-            && let Ok(mut think) = pool.think.try_borrow_mut()
-        {
-            think.heard(self.now_ms.saturating_sub(place.last_ms));
-        }
-        let active = known.filter(|place| terms.is_active(place) && ready(place.replica));
-        let keeps = active.filter(|place| {
-            let is_due = admission.turns > 0 && place.turns >= admission.turns && place.in_flight == 0;
-            if is_due && terms.is_wanted(set, waiting.digest) {
-                // It has had its turns: it waits with the new ones.
-                waiting.returns = false;
-                return look == Look::Overdue;
-            }
-            look == Look::Overdue || place.in_flight > 0 || !terms.yields(set, place, waiting.tokens)
-        });
-        if keeps.is_none() {
-            // A place that is due, or was left, is no hindrance.
+        let active = known.filter(|place| terms.is_active(place) && terms.rooms.room(place.replica).is_some());
+        let lost =
+            active.filter(|_| look != Look::Overdue).and_then(|place| lost(terms, set, turns_granted, &place, waiting.tokens));
+        if known.is_some() {
             set.places.retain(|place| place.digest != waiting.digest);
         }
-        if let Some(place) = keeps {
-            let turns = if admission.turns > 0 && place.turns >= admission.turns { 0 } else { place.turns };
+        let tokens = waiting.tokens;
+        if let Some(place) = active.filter(|_| lost.is_none()) {
+            // It keeps a place, but where it goes is decided as without admission, and its place goes along if it fits there.
+            let replica = if waiting.home == Some(place.replica) {
+                place.replica
+            } else {
+                let usage = Usage::of(terms, set);
+                let fits = |replica: ReplicaId| usage.fits(replica, tokens);
+                self.at_home_or_best(pool, request, waiting, fits)?.unwrap_or(place.replica)
+            };
+            let turns = if turns_granted > 0 && place.turns >= turns_granted { 0 } else { place.turns };
             let again = Place {
+                replica,
                 last_ms: self.now_ms,
-                tokens: waiting.tokens,
+                tokens,
                 in_flight: place.in_flight.saturating_add(1),
                 turns: turns.saturating_add(1),
                 lane: self.lane_tag(),
                 ..place
             };
-            set.places.retain(|place| place.digest != waiting.digest);
             set.places.push(again);
-            return Ok(Some(place.replica));
+            return Ok(Some(replica));
         }
-        if look == Look::IsCalled && !terms.may_pass(set, waiting) {
-            return Ok(None);
+        if lost == Some(Reason::TurnsUsed) {
+            // It waits with the new ones.
+            waiting.order_ms = terms.order_ms(waiting.since_ms, false);
         }
-        let fits = |room: &Room| look == Look::Overdue || terms.left(set, room, waiting.tokens).is_some();
-        let at_home = waiting.home.filter(|home| terms.rooms.iter().any(|room| room.replica == *home && fits(room)));
-        let replica = match at_home {
-            Some(home) => Some(home),
-            None => self.best_of(pool, |replica| terms.rooms.iter().any(|room| room.replica == replica && fits(room)))?,
+        let usage = terms.usage_before(set, waiting);
+        let fits = |replica: ReplicaId| {
+            if look == Look::Overdue { terms.rooms.room(replica).is_some() } else { usage.fits(replica, tokens) }
         };
-        let Some(replica) = replica else { return Ok(None) };
-        let place = waiting.place(replica, self.now_ms);
-        set.places.push(Place { lane: self.lane_tag(), is_conversation: waiting.digest != waiting.id, ..place });
+        let replica = self.at_home_or_best(pool, request, waiting, fits)?;
+        let Some(replica) = replica else {
+            let has_room = || Usage::of(terms, set).fits_somewhere(tokens);
+            waiting.reason = lost.unwrap_or_else(|| if has_room() { Reason::BehindOthers } else { Reason::NoRoom });
+            return Ok(None);
+        };
+        set.places.push(Place { lane: self.lane_tag(), ..waiting.place(replica, self.now_ms) });
         Ok(Some(replica))
+    }
+
+    /// The home, or else where a new conversation goes, of the replicas that are allowed.
+    fn at_home_or_best(
+        &self,
+        pool: &Pool,
+        request: &Request<'_>,
+        waiting: &Waiting,
+        allowed: impl Fn(ReplicaId) -> bool,
+    ) -> Result<Option<ReplicaId>, HostError> {
+        match waiting.home.filter(|home| allowed(*home)) {
+            Some(home) => Ok(Some(home)),
+            None => self.best_of(pool, self.parent_home(request, waiting)?, request.bytes, allowed),
+        }
+    }
+
+    /// The home of the conversation that a new one began in.
+    fn parent_home(&self, request: &Request<'_>, waiting: &Waiting) -> Result<Option<ReplicaId>, HostError> {
+        let now_s = super::seconds(self.now_ms);
+        match request.conversation {
+            Some(conversation) if waiting.home.is_none() && self.home_of(conversation.digest, now_s)?.is_none() => {
+                conversation.parent.map_or(Ok(None), |parent| self.home_of(parent, now_s))
+            }
+            _ => Ok(None),
+        }
     }
 
     fn lane_tag(&self) -> u8 {
@@ -280,9 +308,11 @@ impl<H: Host> Router<H> {
         waiting: &Waiting,
         replica: ReplicaId,
     ) -> Result<Verdict<H>, HostError> {
-        let key = self.pools.get(cluster).map_or_else(|| Rc::from(""), |pool| Rc::clone(&pool.working_set_key));
+        let Some(pool) = self.pools.get(cluster) else {
+            return Ok(Verdict::Go(self.ticket(cluster, request, Outcome::Passed, None, Vec::new())));
+        };
         // From here on the place is given back whatever happens.
-        let turn = Turn { host: self.host.clone(), key, digest: waiting.digest };
+        let turn = Turn { host: self.host.clone(), set: Rc::clone(&pool.working_set), digest: waiting.digest };
         let taken = match request.conversation {
             Some(conversation) => self.turn(cluster, conversation, request, Some(replica))?,
             None => self.place_at(cluster, replica, Outcome::Unkeyed, request)?,
@@ -298,14 +328,16 @@ impl<H: Host> Router<H> {
 
     /// Sends a request as without admission, with a place all the same: those that come after must know of it.
     fn forced(&mut self, cluster: &[u8], request: &Request<'_>, waiting: &Waiting) -> Result<Option<Verdict<H>>, HostError> {
-        let Some((_, admission)) = self.admitting(cluster) else { return Ok(None) };
+        if self.admitting(cluster).is_none() {
+            return Ok(None);
+        }
         for _ in 0..TRIES {
             let Some((pool, _)) = self.admitting(cluster) else { return Ok(None) };
             let terms = pool.terms(self.now_ms);
-            let mut set = WorkingSet::open(&self.host, &pool.working_set_key)?;
+            let mut set = pool.working_set.open(&self.host)?;
             let mut waiting = *waiting;
-            let Some(replica) = self.enters(pool, &terms, &mut set, &admission, &mut waiting, Look::Overdue)? else { break };
-            if set.store(&self.host, &pool.working_set_key)? {
+            let Some(replica) = self.enters(pool, &terms, &mut set, request, &mut waiting, Look::Overdue)? else { break };
+            if pool.working_set.store(&self.host, &set)? {
                 return self.admitted(cluster, request, &waiting, replica).map(Some);
             }
         }
@@ -333,31 +365,38 @@ impl<H: Host> Router<H> {
         if pool.policy.admission.is_none() {
             return Ok(());
         }
-        let mut set = WorkingSet::open(&self.host, &pool.working_set_key)?;
+        let mut set = pool.working_set.open(&self.host)?;
         pool.terms(self.host.now_ms()).tidy(&mut set);
-        self.host.set(pool.held_requests, set.waiting.len() as u64)
+        pool.working_set.set_held(&self.host, set.waiting.len())
     }
 
     /// Gives back the places of a thread that died.
-    pub(super) fn settle_places(&self, dead: usize) -> Result<(), HostError> {
+    pub(super) fn settle_places(&self, dead: usize) {
         let tag = u8::try_from(dead.saturating_add(1)).unwrap_or(0);
         let now_ms = self.host.now_ms();
         for pool in self.pools.values().filter(|pool| pool.policy.admission.is_some()) {
-            for _ in 0..MANY_TRIES {
-                let mut set = WorkingSet::open(&self.host, &pool.working_set_key)?;
-                let lost = |place: &&mut Place| place.lane == tag && place.in_flight > 0;
+            pool.working_set.change(&self.host, |set| {
                 let mut any = false;
-                for place in set.places.iter_mut().filter(lost) {
+                for place in set.places.iter_mut().filter(|place| place.lane == tag && place.in_flight > 0) {
                     (place.in_flight, place.last_ms) = (0, now_ms);
                     any = true;
                 }
-                if !any || set.store(&self.host, &pool.working_set_key)? {
-                    break;
-                }
-            }
+                any
+            });
         }
-        Ok(())
     }
+}
+
+/// Why a conversation loses the place it has, if it does.
+fn lost(terms: &Terms<'_>, set: &WorkingSet, turns_granted: u16, place: &Place, tokens: u32) -> Option<Reason> {
+    if place.in_flight > 0 {
+        return None;
+    }
+    let is_due = turns_granted > 0 && place.turns >= turns_granted;
+    if is_due && terms.is_wanted(set, place) {
+        return Some(Reason::TurnsUsed);
+    }
+    terms.yields(set, place, tokens).then_some(Reason::Outgrown)
 }
 
 // === impl Held ===
@@ -378,13 +417,13 @@ impl<H: Host> Held<H> {
             return;
         }
         let in_line = Cell::new(0);
-        change(&self.host, &self.key, |set| {
+        self.set.change(&self.host, |set| {
             let left = set.leave(self.waiting.id);
-            in_line.set(set.waiting.len() as u64);
+            in_line.set(set.waiting.len());
             left
         });
         // A count that is refused here is set again by the next walk.
-        let _ = self.host.set(self.gauge, in_line.get());
+        let _ = self.set.set_held(&self.host, in_line.get());
     }
 }
 
@@ -397,22 +436,12 @@ impl<H: Host> Drop for Held<H> {
 impl<H: Host> Drop for Turn<H> {
     fn drop(&mut self) {
         let now_ms = self.host.now_ms();
-        change(&self.host, &self.key, |set| {
+        self.set.change(&self.host, |set| {
             let Some(place) = set.place(self.digest) else { return false };
             place.in_flight = place.in_flight.saturating_sub(1);
             place.last_ms = now_ms;
             set.places.retain(|place| place.digest != self.digest || place.is_conversation || place.in_flight > 0);
             true
         });
-    }
-}
-
-/// Changes a working set, unless `with` says that there is nothing to change. What the host refuses is lost: a lease ends it.
-fn change<H: Host>(host: &H, key: &str, with: impl Fn(&mut WorkingSet) -> bool) {
-    for _ in 0..MANY_TRIES {
-        let Ok(mut set) = WorkingSet::open(host, key) else { return };
-        if !with(&mut set) || set.store(host, key) != Ok(false) {
-            return;
-        }
     }
 }

@@ -73,7 +73,7 @@ impl<H: Host> Router<H> {
             // A try that lost the race gives back what it had reserved.
             drop(last.take());
             let mut ledger = pool.open_ledger(&self.host)?;
-            let Some((place, member)) = self.best(pool, &ledger, preferred, |_| true)? else { return Ok(None) };
+            let Some((place, member)) = self.best(pool, &ledger, preferred, request.bytes, |_| true)? else { return Ok(None) };
             // Reserved before the ledger is swapped: a thread that finds the ledger changed finds this in flight too.
             let taken = self.take(pool, member, outcome, request)?;
             ledger.choose(place, (outcome != Outcome::Unkeyed).then(|| context_kib(request.bytes)));
@@ -91,6 +91,7 @@ impl<H: Host> Router<H> {
         pool: &'p Pool,
         ledger: &Ledger,
         preferred: Option<ReplicaId>,
+        bytes: u32,
         allowed: impl Fn(ReplicaId) -> bool,
     ) -> Result<Option<(usize, &'p Member)>, HostError> {
         let mut best = None;
@@ -100,6 +101,9 @@ impl<H: Host> Router<H> {
             let mut load = self.load(pool, member)?;
             if Some(member.replica.id) == preferred {
                 load = load.saturating_sub(pool.policy.margin(&member.figures));
+            }
+            if !pool.has_room(member, line.context_kib, bytes) {
+                load = load.saturating_add(self.settings.fit_margin);
             }
             let kv_usage = (member.figures.kv_usage * KV_STEPS) as u32;
             let rank = (load, Some(member.replica.id) != preferred, line.context_kib, kv_usage, line.last_chosen);
@@ -111,9 +115,15 @@ impl<H: Host> Router<H> {
     }
 
     /// The replica a new conversation goes to, of those that are allowed, without taking it.
-    pub(super) fn best_of(&self, pool: &Pool, allowed: impl Fn(ReplicaId) -> bool) -> Result<Option<ReplicaId>, HostError> {
+    pub(super) fn best_of(
+        &self,
+        pool: &Pool,
+        preferred: Option<ReplicaId>,
+        bytes: u32,
+        allowed: impl Fn(ReplicaId) -> bool,
+    ) -> Result<Option<ReplicaId>, HostError> {
         let ledger = pool.open_ledger(&self.host)?;
-        Ok(self.best(pool, &ledger, None, allowed)?.map(|(_, member)| member.replica.id))
+        Ok(self.best(pool, &ledger, preferred, bytes, allowed)?.map(|(_, member)| member.replica.id))
     }
 
     /// Takes a replica that was chosen already, and writes it into the ledger.

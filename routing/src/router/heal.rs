@@ -53,7 +53,7 @@ impl<H: Host> Router<H> {
             // It may have sent requests to replicas this thread has not heard of yet.
             self.refreshed_pools().map(drop)?;
             let leaked = self.settle(dead)?;
-            self.settle_places(dead)?;
+            self.settle_places(dead);
             lanes::free(&self.host, &self.lanes_key, dead)?;
             if leaked > 0 {
                 self.count_error(ErrorKind::Leak, leaked);

@@ -8,7 +8,7 @@ use crate::host::{Host, HostError};
 use crate::metric::ErrorKind;
 use crate::outcome::Outcome;
 use crate::pool::{Member, Replica};
-use crate::replica::ReplicaId;
+use crate::replica::{ReplicaId, ReplicaName};
 use crate::table::Entry;
 
 impl<H: Host> Router<H> {
@@ -17,7 +17,7 @@ impl<H: Host> Router<H> {
     pub fn served(&mut self, ticket: &mut Ticket<H>, address: &str, failed: bool) {
         let moved = ticket.chosen.as_ref().is_some_and(|chosen| chosen.address != address);
         let stays = !moved && ticket.chosen.is_some();
-        let found = if stays { None } else { self.find(ticket, address) };
+        let found = if stays { None } else { self.find(ticket, address).or_else(|| self.newcomer(ticket, address)) };
         let (home, replica) =
             found.map_or((None, ticket.chosen.clone().filter(|_| stays)), |(home, replica)| (Some(home), Some(replica)));
         let outcome = match (&replica, ticket.planned) {
@@ -91,6 +91,15 @@ impl<H: Host> Router<H> {
         let fits = |member: &&Member| member.replica.address == address && (any_rank || member.replica.name.rank == rank);
         let member = pool.members.iter().find(fits)?;
         Some((member.replica.id, Rc::clone(member.counted_at(any_rank))))
+    }
+
+    /// Whatever answers before the first snapshot is taken for a replica: the snapshot will name it, and what is in flight there then
+    /// and has ended before is known.
+    fn newcomer(&mut self, ticket: &Ticket<H>, address: &str) -> Option<(ReplicaId, Rc<Replica>)> {
+        let name = ReplicaName::endpoint(address.parse().ok()?);
+        let pool = self.pools.get_mut(ticket.cluster.as_bytes()).filter(|pool| pool.members.is_empty())?;
+        let replica = pool.registry.replica(&self.host, &pool.policy.cluster, &name).ok()?;
+        Some((replica.id, replica))
     }
 
     /// Counts a request whose stream has ended and gives its in-flight back.

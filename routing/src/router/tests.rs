@@ -55,22 +55,26 @@ fn request() -> SyncRequest {
 impl Site {
     /// Four replicas and a policy that begins with every default.
     fn new(change: impl FnOnce(&mut Policy)) -> Self {
+        let mut site = Self::before_the_first_snapshot(change);
+        site.sync();
+        site
+    }
+
+    fn before_the_first_snapshot(change: impl FnOnce(&mut Policy)) -> Self {
         let mut policy = Policy::new(POOL);
         change(&mut policy);
         let host = MemoryHost::new(1_000_000_000);
         let settings = Settings { max_conversations: 1_000, ..Settings::default() };
         let router = Router::new(host.clone(), settings, vec![policy]).expect("a router");
         let control = Control::new(host.clone());
-        let mut site = Self {
+        Self {
             host,
             router,
             control,
             reports: (1..=4).map(|number| report(name(number))).collect(),
             shared_tokens: None,
             sequence: 0,
-        };
-        site.sync();
-        site
+        }
     }
 
     /// Another thread of the same Envoy.
@@ -699,6 +703,23 @@ fn outcomes_are_counted_from_where_a_request_was_served() {
     assert_eq!(site.in_flight(), 0);
     assert_eq!(site.host.metric(&Metric::Requests { pool: POOL, replica: &home, outcome: Outcome::Unserved }), 1);
     assert_eq!(site.host.metric(&Metric::Requests { pool: POOL, replica: "other", outcome: Outcome::Passed }), 1);
+}
+
+#[test]
+fn what_came_before_the_first_snapshot_is_known_once_it_is_there() {
+    let mut site = Site::before_the_first_snapshot(|_| {});
+    let [mut ended, mut under_way] = [site.ticket(0), site.ticket(1)];
+    for ticket in [&mut ended, &mut under_way] {
+        assert_eq!(ticket.planned(), Outcome::Passed);
+        site.router.served(ticket, &name(2).address.to_string(), false);
+    }
+    site.router.ended(ended);
+    let answer = site.sync();
+    let seen: Vec<_> = answer.pools[0].replicas.iter().map(|replica| (replica.in_flight, replica.requests.passed)).collect();
+    assert_eq!(seen, [(0, 0), (1, 1), (0, 0), (0, 0)]);
+    site.router.ended(under_way);
+    let answer = site.sync();
+    assert_eq!((answer.pools[0].replicas[1].in_flight, answer.pools[0].replicas[1].requests.passed), (0, 2));
 }
 
 impl Site {

@@ -1,10 +1,13 @@
 //! The console in a headless Chromium, against a running stack.
 
+mod restarts;
+mod states;
+
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use homing_tests::browser::{Key, Screen, Visitor};
-use homing_tests::{all_given_back, eventually, fast_stack, stack_at_speed, turn};
+use homing_tests::{all_given_back, chat_body, chat_url, eventually, fast_stack, stack_at_speed, turn};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 use xtask::stack::{MODEL, Stack, StackOptions};
@@ -44,6 +47,13 @@ fn texts(pool: &Value, pointer: &str) -> Vec<String> {
     replicas.map(|replica| replica.pointer(pointer).map(ToString::to_string).unwrap_or_default()).collect()
 }
 
+/// A share of every replica, as the page writes it.
+fn percents(pool: &Value, pointer: &str) -> Vec<String> {
+    let share = |replica: &Value| replica.pointer(pointer).and_then(Value::as_f64);
+    let replicas = pool["replicas"].as_array().into_iter().flatten();
+    replicas.map(|replica| share(replica).map_or("–".to_owned(), |share| format!("{:.0} %", (share * 100.0).round()))).collect()
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_card_and_the_rows_say_what_the_api_says_and_move_under_load() -> Result<()> {
     let stack = fast_stack(StackOptions::default()).await?;
@@ -58,23 +68,47 @@ async fn the_card_and_the_rows_say_what_the_api_says_and_move_under_load() -> Re
             turn(&stack, &format!("seen-{conversation}"), 4 + round).await?;
         }
     }
+    let pinned = reqwest::Client::new().post(chat_url(&stack)).header("x-homing-replica", stack.replicas[2].1.to_string());
+    pinned.json(&chat_body("pinned", 4)).send().await?.error_for_status()?.bytes().await?;
     all_given_back(&stack).await?;
     eventually("the page to show what the API says", async || {
         let pool = pool(&stack).await?;
         let routing = &pool["routing"];
         let share = routing["sticky_share"].as_f64().map(|share| format!("{:.0} %", share * 100.0));
         Ok(routing["requests"]["sticky"] == 16
+            && routing["requests"]["pinned"] == 1
             && Some(fact(&visitor, "sticky").await?) == share
             && fact(&visitor, "affinity").await? == "On"
             && fact(&visitor, "threshold").await? == "8"
+            && fact(&visitor, "margin").await? == "8"
             && fact(&visitor, "in-flight").await?.parse().ok() == routing["in_flight"].as_u64()
             && fact(&visitor, "envoys").await? == "1"
             && column(&visitor, "sticky").await? == texts(&pool, "/requests/sticky")
+            && column(&visitor, "spilled").await? == texts(&pool, "/requests/spilled")
+            && column(&visitor, "pinned").await? == texts(&pool, "/requests/pinned")
             && column(&visitor, "placed").await? == texts(&pool, "/requests/placed")
+            && column(&visitor, "rehomed").await? == texts(&pool, "/requests/rehomed")
+            && column(&visitor, "in_flight").await? == texts(&pool, "/in_flight")
+            && column(&visitor, "running").await? == texts(&pool, "/running")
+            && column(&visitor, "waiting").await? == texts(&pool, "/waiting")
+            && column(&visitor, "kv").await? == percents(&pool, "/kv_usage")
+            && column(&visitor, "hits").await? == percents(&pool, "/prefix_hit_rate")
             && column(&visitor, "held").await? == texts(&pool, "/held_conversations")
             && column(&visitor, "name").await?.iter().map(|name| json!(name).to_string()).eq(texts(&pool, "/replica")))
     })
     .await?;
+    eventually("the last hour's cached share", async || {
+        // What comes before the collector's first step is in none.
+        turn(&stack, "seen-0", 4).await?;
+        let share = pool(&stack).await?["hour"]["cached_share"].as_f64().map(|share| format!("{:.0} %", share * 100.0));
+        Ok(share.is_some() && Some(visitor.ask::<String>("document.querySelector('[data-f=share]').textContent").await?) == share)
+    })
+    .await?;
+    let titles: Vec<String> =
+        visitor.ask("[...document.querySelectorAll('figcaption .title')].map((title) => title.textContent)").await?;
+    assert_eq!(titles, ["Prompt tokens per second", "Generated tokens per second", "Prefix hit rate", "In flight by replica"]);
+    let prompt: String = visitor.ask("document.querySelector('[role=slider]').getAttribute('aria-valuetext')").await?;
+    assert!(prompt.contains("cached") && prompt.contains("computed"), "{prompt}");
     assert_eq!(visitor.complaints(), Vec::<String>::new());
     Ok(())
 }
@@ -98,7 +132,8 @@ async fn what_is_in_flight_is_shown_while_it_is() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_replica_that_is_killed_and_then_the_collector_are_seen_to_be_gone_within_three_seconds() -> Result<()> {
+async fn a_replica_that_is_killed_and_then_the_collector_are_seen_to_be_gone_within_three_seconds_and_so_is_its_return()
+-> Result<()> {
     let mut stack = fast_stack(StackOptions::default()).await?;
     let visitor = opened(Screen::DESKTOP, &stack).await?;
     stack.replicas[1].0.kill().await?;
@@ -115,15 +150,22 @@ async fn a_replica_that_is_killed_and_then_the_collector_are_seen_to_be_gone_wit
     .await?;
 
     assert_eq!(visitor.complaints(), Vec::<String>::new());
-    let (mut process, _) = stack.collector.take().context("the collector")?;
-    process.kill().await?;
+    stack.collector.as_mut().context("the collector")?.0.kill().await?;
     let killed = Instant::now();
     eventually("the page to be stale", async || visitor.ask("document.body.dataset.link === 'stale'").await).await?;
     // The last state may be as good as new when the collector ends.
     assert!(killed.elapsed() < SOON + Duration::from_secs(1), "{:?}", killed.elapsed());
     let notice: String = visitor.ask("document.getElementById('notice').textContent").await?;
     assert!(notice.starts_with("Nothing from the collector for"), "{notice}");
-    Ok(())
+
+    stack.revive_collector().await?;
+    let back = Instant::now();
+    eventually("the page to be live", async || visitor.ask("document.body.dataset.link === 'live'").await).await?;
+    assert!(back.elapsed() < SOON, "{:?}", back.elapsed());
+    eventually("the charts to begin anew, as the collector's history does", async || {
+        visitor.ask("document.querySelector('.nothing:not([hidden])')?.textContent.startsWith('No figures yet') ?? false").await
+    })
+    .await
 }
 
 #[tokio::test(flavor = "multi_thread")]

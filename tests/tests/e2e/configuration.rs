@@ -1,8 +1,9 @@
 //! Envoy refuses a wrong configuration and says what is wrong with it; the shipped ones it takes.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use homing_tests::certificates::Certificates;
 use homing_tests::tools;
 use serde_json::{Value, json};
 use tokio::process::Command;
@@ -10,8 +11,10 @@ use xtask::envoy::EnvoyConfig;
 use xtask::tools::root;
 
 /// What `envoy --mode validate` says, and whether it accepts.
-async fn validate(change: impl FnOnce(&mut EnvoyConfig) -> Result<()>, file: PathBuf) -> Result<(bool, String)> {
-    let mut config = EnvoyConfig::read(&file)?;
+pub(crate) async fn validate(
+    change: impl FnOnce(&mut EnvoyConfig) -> Result<()>,
+    mut config: EnvoyConfig,
+) -> Result<(bool, String)> {
     config.set_filter(&tools().filter);
     change(&mut config)?;
     let dir = tempfile::tempdir()?;
@@ -21,18 +24,46 @@ async fn validate(change: impl FnOnce(&mut EnvoyConfig) -> Result<()>, file: Pat
     Ok((output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned()))
 }
 
-fn standalone() -> PathBuf {
-    root().join("envoy/standalone.yaml")
+fn standalone() -> Result<EnvoyConfig> {
+    EnvoyConfig::read(&root().join("envoy/standalone.yaml"))
+}
+
+/// Envoy configurations in a folder and those below it, but for the ones that are parts of others.
+fn shipped(folder: &Path) -> Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.is_dir() {
+            found.extend(shipped(&path)?);
+        } else if path.extension().is_some_and(|extension| extension == "yaml")
+            && std::fs::read_to_string(&path)?.contains("\nstatic_resources:")
+        {
+            found.push(path);
+        }
+    }
+    Ok(found)
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_shipped_configuration_is_valid() -> Result<()> {
-    for entry in std::fs::read_dir(root().join("envoy"))? {
-        let path = entry?.path();
-        if path.extension().is_some_and(|extension| extension == "yaml") {
-            let (valid, said) = validate(|_| Ok(()), path.clone()).await?;
-            assert!(valid, "{}: {said}", path.display());
-        }
+    let certificates = Certificates::write()?;
+    let mut all = shipped(&root().join("envoy"))?;
+    all.extend(shipped(&root().join("docker"))?);
+    assert!(all.len() >= 8, "{all:?}");
+    for path in all {
+        let (valid, said) = validate(|config| certificates.used_by(config), EnvoyConfig::read(&path)?).await?;
+        assert!(valid, "{}: {said}", path.display());
+    }
+    Ok(())
+}
+
+#[test]
+fn an_existing_configuration_only_grows() -> Result<()> {
+    let read = |name: &str| std::fs::read_to_string(root().join("envoy/existing").join(name));
+    let (before, after) = (read("before.yaml")?, read("after.yaml")?);
+    let mut added = after.lines();
+    for line in before.lines() {
+        assert!(added.any(|added| added == line), "before.yaml has a line that after.yaml has not, or not in this order: {line}");
     }
     Ok(())
 }
@@ -54,7 +85,7 @@ async fn a_wrong_filter_configuration_is_refused_with_the_keys_name() -> Result<
             filter.pointer_mut(parent).context("the parent")?[key] = value;
             Ok(())
         };
-        let (valid, said) = validate(change, standalone()).await?;
+        let (valid, said) = validate(change, standalone()?).await?;
         assert!(!valid, "{pointer} was accepted");
         assert!(said.contains(reason), "{pointer}: {said}");
     }

@@ -1,7 +1,7 @@
 //! Replicas and collectors that go away.
 
 use anyhow::{Context, Result};
-use homing_tests::{ROUTE, all_given_back, eventually, fast_stack, metrics, turn};
+use homing_tests::{ROUTE, all_given_back, eventually, fast_stack, metrics, together, turn};
 use serde_json::json;
 use tokio::process::Command;
 use xtask::stack::{Stack, StackOptions};
@@ -27,6 +27,25 @@ async fn turns_of_a_killed_replica_succeed_elsewhere_and_the_conversation_moves(
     for _ in 0..3 {
         let next = turn(&stack, "moves", 1).await?;
         assert_eq!((next.outcome.as_str(), &next.replica), ("sticky", &moved.replica));
+    }
+    all_given_back(&stack).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn where_envoy_chooses_a_killed_replica_costs_no_request_either() -> Result<()> {
+    // Without a snapshot the filter knows no replica.
+    let mut stack = fast_stack(StackOptions { collector: false, ..StackOptions::default() }).await?;
+    stack.replicas[0].0.kill().await?;
+    let stack = std::sync::Arc::new(stack);
+    for _ in 0..3 {
+        let turns = (0..40).map(|number| {
+            let stack = stack.clone();
+            async move { turn(&stack, &format!("passes-{number}"), 4).await }
+        });
+        for turn in together(turns).await {
+            let turn = turn?;
+            assert_eq!((turn.status, turn.outcome.as_str()), (200, "passed"));
+        }
     }
     all_given_back(&stack).await
 }

@@ -2,6 +2,7 @@
 
 mod admission;
 mod bodies;
+mod compose;
 mod configuration;
 mod control;
 mod dashboards;
@@ -11,4 +12,7 @@ mod failures;
 mod fleet;
 mod headers;
 mod identity;
+mod kubernetes;
+mod models;
 mod routing;
+mod tls;

@@ -13,12 +13,17 @@ use crate::tools::{self, cargo, run, say};
 pub enum BenchCommand {
     /// What the filter costs beside a plain Envoy: requests per second, latency, CPU time. About four minutes.
     Proxy(proxy::ProxyOptions),
-    /// What the decision itself costs: naming a conversation, a turn at home, a placement; natively, then as wasm in V8. About
-    /// five minutes.
+    /// What the decision itself costs: naming a conversation, a turn at home, a placement, admission; natively, then as wasm in V8.
+    /// About seven minutes.
     Routing,
     /// Homing beside Envoy's own policies, vllm-router and smg, under the same load. About 55 minutes; `--rounds 1 --stages 8` takes
     /// three.
     Peers(peers::PeersOptions),
+    /// Homing with and without admission by working set on a real Envoy, beside the simulator with the same sessions. About eight
+    /// minutes.
+    Admission(peers::admission::AdmissionOptions),
+    /// The dial of admission's fairness, on modelled engines: output by the longest wait, as a figure. About a minute.
+    Frontier,
     /// What the collector costs with 1,000 replicas, and how old the figures are that reach Envoy. Half a minute.
     Collector,
     /// Which spill settings pay, on modelled engines in virtual time. About three minutes.
@@ -34,6 +39,11 @@ pub async fn bench(command: BenchCommand) -> Result<()> {
         BenchCommand::Proxy(options) => proxy::proxy(options).await,
         BenchCommand::Routing => routing(),
         BenchCommand::Peers(options) => peers::peers(options).await,
+        BenchCommand::Admission(options) => peers::admission::admission(options).await,
+        BenchCommand::Frontier => {
+            let svg = tools::root().join("docs/results/admission-frontier.svg");
+            run(cargo().args(["run", "--quiet", "--release", "--package", "homing-bench", "--", "frontier", "--out"]).arg(svg))
+        }
         BenchCommand::Collector => {
             run(cargo().args(["run", "--quiet", "--release", "--package", "homing-collector", "--example", "scrape_cost"]))
         }

@@ -1,7 +1,7 @@
 //! Admission by working set: caches of 36,000 tokens, and conversations of 10,000 tokens of which three fit each.
 
 use super::*;
-use crate::admission::{Admission, Overflow};
+use crate::admission::{Admission, Occupancy, Overflow, Reason, occupancy};
 use crate::metric::AdmissionEvent;
 use crate::testing::test;
 
@@ -315,6 +315,171 @@ fn below_the_caches_nothing_is_held_and_every_choice_is_as_without_admission() {
     assert_eq!(with.event(AdmissionEvent::Held), 0);
 }
 
+#[test]
+fn a_think_time_is_heard_once_however_long_its_request_waits() {
+    let mut site = site(|_| {});
+    let mut tickets = site.full();
+    // Twenty short thoughts, so that think times are believed.
+    let mut keeps = tickets.remove(0);
+    for _ in 0..25 {
+        site.router.ended(keeps);
+        site.host.advance(300);
+        keeps = go(ask(&mut site.router, 0));
+    }
+    // One that has been away for longer than any grace comes back and is looked at often.
+    site.router.ended(tickets.remove(0));
+    site.host.advance(30_000);
+    let taker = go(ask(&mut site.router, 70));
+    let waiting = held(ask(&mut site.router, 1));
+    for _ in 0..100 {
+        assert!(retry(&mut site.router, 1, &waiting).is_none());
+    }
+    site.router.ended(taker);
+    site.host.advance(2_001);
+    site.router.still_waiting(core::iter::once(&waiting)).expect("a line");
+    assert_eq!(site.called(), [waiting.id()], "the grace is still that of short thoughts");
+}
+
+#[test]
+fn one_larger_than_any_cache_is_kept_a_replica_and_others_go_on_elsewhere() {
+    let mut site = site(|_| {});
+    let mut tickets = site.full();
+    let huge = asked(&conversation(90), 400_000).bytes;
+    let giant = held(decide(&mut site.router, &asked(&conversation(90), huge)));
+    site.host.advance(10_001);
+    site.router.still_waiting(core::iter::once(&giant)).expect("a line");
+    let mut small: Vec<_> = (91..97).map(|id| (id, held(ask(&mut site.router, id)))).collect();
+    let mut served = Vec::new();
+    let mut giant_at = None;
+    for _ in 0..40 {
+        // A turn ends, and its conversation with it.
+        if !tickets.is_empty() {
+            let ticket = tickets.remove(0);
+            site.router.ended(ticket);
+        }
+        site.host.advance(2_600);
+        let waiting: Vec<_> = small.iter().map(|(_, held)| held).chain(giant_at.is_none().then_some(&giant)).collect();
+        site.router.still_waiting(waiting.into_iter()).expect("a line");
+        for called in site.called() {
+            if called == giant.id() {
+                let verdict = site.router.retry(POOL.as_bytes(), &asked(&conversation(90), huge), &giant).expect("its turn");
+                giant_at = Some((served.len(), go(verdict)));
+            } else if let Some(at) = small.iter().position(|(_, held)| held.id() == called) {
+                let (id, held) = small.remove(at);
+                served.push(retry(&mut site.router, id, &held).expect("its turn"));
+            }
+        }
+    }
+    let (before, ticket) = giant_at.expect("it is not starved");
+    assert!(before > 0, "others went on at the replicas that were not kept for it");
+    assert!(small.is_empty(), "nor does it block others for ever");
+    let giants = chosen(&ticket);
+    assert!(served.iter().all(|ticket| chosen(ticket) != giants), "it shares its replica with nobody");
+}
+
+#[test]
+fn ticks_find_what_time_changes_and_what_others_change() {
+    let mut site = site(|_| {});
+    let mut tickets = site.full();
+    let waiting = held(ask(&mut site.router, 99));
+    assert!(site.called().is_empty() && site.called().is_empty());
+    let mut other = site.thread();
+    other.ended(tickets.remove(0));
+    for _ in 0..5 {
+        site.host.advance(1_000);
+        other.still_waiting(core::iter::once(&waiting)).expect("a line");
+        assert!(site.called().is_empty() && other.called(POOL.as_bytes()).expect("a line").is_empty());
+    }
+    site.host.advance(1);
+    assert_eq!(site.called(), [waiting.id()], "the grace has run out");
+    assert_eq!(other.called(POOL.as_bytes()).expect("a line"), [waiting.id()]);
+    // A larger cache makes room too.
+    drop(retry(&mut site.router, 99, &waiting));
+    let again = held(ask(&mut site.router, 98));
+    assert!(site.called().is_empty());
+    site.reports.iter_mut().for_each(|report| report.cache_tokens = 100_000);
+    site.sync();
+    assert_eq!(site.called(), [again.id()]);
+}
+
+#[test]
+fn anyone_on_the_host_can_see_who_waits_why_and_what_is_active_where() {
+    let mut site = site(|_| {});
+    let seen = |site: &Site| occupancy(&site.host, POOL).expect("a working set");
+    assert_eq!(seen(&site).first_since_ms(), None);
+    let began_ms = site.host.now_ms();
+    (0..FIT).for_each(|id| {
+        site.whole(id);
+    });
+    let first = held(ask(&mut site.router, 98));
+    site.host.advance(50);
+    let second = held(decide(&mut site.router, &asked(&conversation(99), 400_000)));
+    let now = seen(&site);
+    let reasons: Vec<_> = now.held.iter().map(|held| (held.tokens, held.reason)).collect();
+    assert_eq!(reasons, [(10_512, Reason::NoRoom), (100_512, Reason::NoRoom)]);
+    assert_eq!(now.first_since_ms(), Some(began_ms));
+    assert!(now.replicas.iter().all(|at| (at.active_places, at.active_tokens) == (3, 31_536)), "{now:?}");
+    drop((first, second));
+    // A context larger than its cache counts as the whole of it.
+    site.host.advance(10_000);
+    let ticket = go(decide(&mut site.router, &asked(&conversation(99), 400_000)));
+    let replica = chosen(&ticket).id();
+    let now = seen(&site);
+    let at = now.replicas.iter().find(|at| at.replica == replica).expect("the replica");
+    assert_eq!((at.active_tokens, at.active_places, now.held.len()), (36_000, 1, 0));
+    assert_eq!(occupancy(&site.host, "other").expect("none"), Occupancy::default());
+}
+
+#[test]
+fn each_is_told_why_it_waits() {
+    let reasons = |site: &Site| -> Vec<_> {
+        occupancy(&site.host, POOL).expect("a working set").held.iter().map(|held| held.reason).collect()
+    };
+    let mut one = site(|_| {});
+    let _tickets = one.full();
+    let _first = held(ask(&mut one.router, 50));
+    assert_eq!(reasons(&one), [Reason::NoRoom]);
+
+    // Room for small ones, but nobody passes one that has waited for long.
+    let mut behind = site(|_| {});
+    behind.reports.truncate(1);
+    behind.sync();
+    let _two: Vec<_> = (0..2).map(|id| go(ask(&mut behind.router, id))).collect();
+    let large = held(decide(&mut behind.router, &asked(&conversation(9), 100_000)));
+    behind.host.advance(10_001);
+    behind.router.still_waiting(core::iter::once(&large)).expect("a line");
+    let _small = held(ask(&mut behind.router, 10));
+    assert_eq!(reasons(&behind), [Reason::NoRoom, Reason::BehindOthers]);
+
+    let mut due = site(|admission| admission.turns = 1);
+    (0..FIT).for_each(|id| {
+        due.whole(id);
+    });
+    let _waits = held(ask(&mut due.router, 50));
+    let _again = held(ask(&mut due.router, 0));
+    assert_eq!(reasons(&due), [Reason::NoRoom, Reason::TurnsUsed]);
+}
+
+/// What may happen to a pool below its caches.
+#[derive(Clone, Debug)]
+enum Turn {
+    Begins { id: u8, parent: Option<u8>, tokens: u16 },
+    Ends(u8),
+    Passes { ms: u16 },
+    Sync,
+    Drains(u8),
+}
+
+fn any_turn() -> impl Strategy<Value = Turn> {
+    prop_oneof![
+        5 => (0_u8..12, prop::option::of(0_u8..12), 0_u16..2_900).prop_map(|(id, parent, tokens)| Turn::Begins { id, parent, tokens }),
+        4 => any::<u8>().prop_map(Turn::Ends),
+        3 => (1_u16..30_000).prop_map(|ms| Turn::Passes { ms }),
+        1 => Just(Turn::Sync),
+        1 => (1_u8..5).prop_map(Turn::Drains),
+    ]
+}
+
 /// What may happen to a pool that admits.
 #[derive(Clone, Debug)]
 enum Happening {
@@ -336,6 +501,62 @@ fn any_happening() -> impl Strategy<Value = Happening> {
 }
 
 proptest! {
+    /// Twelve conversations of which none has more than a twelfth of a cache: spilled, moved, drained and by parents' sides.
+    #[test]
+    fn below_the_caches_every_choice_is_as_without_admission(
+        turns in prop::collection::vec(any_turn(), 1..150),
+        threshold in 0_u32..4,
+        granted in 0_u16..3,
+    ) {
+        let with = |admission: Option<Admission>| {
+            Site::new(|policy| (policy.spill_threshold, policy.admission) = (Limit::Fixed(threshold), admission))
+        };
+        let mut sites = [with(Some(Admission { turns: granted, ..Admission::default() })), with(None)];
+        let mut running: [Vec<Ticket<MemoryHost>>; 2] = Default::default();
+        let mut drained = None;
+        for turn in turns {
+            let mut chosen_by = Vec::new();
+            for (site, running) in sites.iter_mut().zip(&mut running) {
+                match turn {
+                    Turn::Begins { id, parent, tokens } => {
+                        let parent = parent.filter(|parent| *parent != id).map(|parent| conversation(parent.into()).digest);
+                        let named = Conversation { parent, ..conversation(id.into()) };
+                        let mut ticket = match decide(&mut site.router, &asked(&named, u32::from(tokens) * 4)) {
+                            Verdict::Go(ticket) => ticket,
+                            verdict => return Err(TestCaseError::fail(format!("{verdict:?}"))),
+                        };
+                        let replica = chosen(&ticket);
+                        site.router.served(&mut ticket, &replica.address.to_string(), false);
+                        chosen_by.push((replica, ticket.planned(), ticket.addresses().map(str::to_owned).collect::<Vec<_>>()));
+                        running.push(ticket);
+                    }
+                    Turn::Ends(which) if !running.is_empty() => {
+                        let ticket = running.remove(usize::from(which) % running.len());
+                        site.router.ended(ticket);
+                    }
+                    Turn::Ends(_) => {}
+                    Turn::Passes { ms } => {
+                        site.host.advance(ms.into());
+                        prop_assert!(site.router.called(POOL.as_bytes()).expect("a line").is_empty());
+                    }
+                    Turn::Sync => drop(site.sync()),
+                    Turn::Drains(number) => {
+                        let number = usize::from(number);
+                        if let Some(before) = drained {
+                            site.set_state(before, ReplicaState::Ready);
+                        }
+                        site.set_state(number, ReplicaState::Draining);
+                    }
+                }
+            }
+            if let Turn::Drains(number) = turn {
+                drained = Some(usize::from(number));
+            }
+            prop_assert_eq!(chosen_by.first(), chosen_by.last(), "{:?}", turn);
+        }
+        prop_assert_eq!(sites[0].event(AdmissionEvent::Held), 0);
+    }
+
     #[test]
     fn nothing_waits_for_ever_and_everything_is_given_back(
         happenings in prop::collection::vec(any_happening(), 1..120),

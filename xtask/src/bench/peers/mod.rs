@@ -3,6 +3,7 @@
 //! Every run has replicas and a router of its own, so nothing is left of the run before. A round goes through all stages, a stage
 //! through all variants, each time beginning with another one; all variants of a round get the same sessions.
 
+pub mod admission;
 mod calibrate;
 mod load;
 mod machine;

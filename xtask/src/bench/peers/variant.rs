@@ -127,8 +127,9 @@ pub(super) async fn start(variant: Variant, setting: &Setting) -> Result<Running
     let replica_header = if matches!(variant, Variant::Smg(_)) { "x-smg-routed-worker-id" } else { "x-homing-replica" };
     let addresses = |replicas: &[Replica]| replicas.iter().map(|(_, address)| *address).collect::<Vec<_>>();
     if matches!(variant, Variant::Homing | Variant::HomingAdmission) {
-        let admission = if variant == Variant::HomingAdmission { "working_set" } else { "off" };
-        let options = StackOptions { pool: json!({ "admission": { "mode": admission } }), ..options };
+        let admission =
+            if variant == Variant::HomingAdmission { admission_at(setting.pace.speed) } else { json!({ "mode": "off" }) };
+        let options = StackOptions { pool: json!({ "admission": admission }), ..options };
         let stack = Stack::start(&setting.tools, options).await?;
         let (url, replicas) = (format!("http://{}", stack.proxy), addresses(&stack.replicas));
         return Ok(Running { url, replicas, replica_header, _parts: Parts::Stack { _stack: Box::new(stack) } });
@@ -145,6 +146,18 @@ pub(super) async fn start(variant: Variant, setting: &Setting) -> Result<Running
     let (program, args) = command(variant, setting)?;
     let (_router, url) = start_router(&setting.peers.join(program), args, &replicas, dir.path()).await?;
     Ok(Running { url, replicas, replica_header, _parts: Parts::Router { _router, _replicas, _dir: dir } })
+}
+
+/// Admission with its default times, by the engines' clock.
+fn admission_at(speed: f64) -> Value {
+    // The longest wait is at least a second.
+    let scaled = |seconds: f64, least_ms: f64| json!(format!("{}ms", (1000.0 * seconds / speed).max(least_ms).round()));
+    json!({
+        "mode": "working_set",
+        "min_grace": scaled(2.0, 10.0),
+        "max_grace": scaled(20.0, 10.0),
+        "max_wait": scaled(120.0, 1000.0),
+    })
 }
 
 /// The command of a peer router and its own arguments: what its documentation advises for sessions, defaults elsewhere.

@@ -1,0 +1,120 @@
+//! The HTTP client of one Envoy's control listener: plain, over TLS, or over a Unix socket.
+
+use bytes::Bytes;
+use homing_routing::sync::SYNC_PATH;
+use http_body_util::Full;
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue, USER_AGENT};
+use hyper::{Request, Response, StatusCode, Uri, body::Incoming};
+use hyper_rustls::HttpsConnector;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::client::legacy::{Client, Error};
+use hyper_util::rt::TokioExecutor;
+
+use crate::config::{ControlUrl, EnvoyConfig};
+use crate::http_client::{self, BodyError, read_body};
+use crate::sync::SyncFailure;
+use crate::tls;
+
+/// One Envoy's control listener. The connection is kept, no redirect is followed, and no proxy of the environment is used.
+#[derive(Debug)]
+pub(crate) struct ControlClient {
+    way: Way,
+    uri: Uri,
+}
+
+#[derive(Debug)]
+enum Way {
+    Network(Client<HttpsConnector<HttpConnector>, Full<Bytes>>),
+    #[cfg(unix)]
+    Socket(Client<unix::SocketConnector, Full<Bytes>>),
+}
+
+impl ControlClient {
+    /// Reads the certificates, if there are some.
+    pub(crate) fn new(config: &EnvoyConfig) -> anyhow::Result<Self> {
+        let builder = Client::builder(TokioExecutor::new());
+        let (way, base) = match &config.url {
+            url @ (ControlUrl::Tcp(_) | ControlUrl::Tls(_)) => {
+                let settings = matches!(url, ControlUrl::Tls(_)).then(|| config.tls.clone().unwrap_or_default());
+                (Way::Network(builder.build(tls::connector(settings.as_ref())?)), url.to_string())
+            }
+            #[cfg(unix)]
+            ControlUrl::Unix(path) => (Way::Socket(builder.build(unix::SocketConnector::new(path))), "http://localhost".to_owned()),
+            #[cfg(not(unix))]
+            ControlUrl::Unix(path) => anyhow::bail!("unix:{} needs a Unix system; use http://ip:port", path.display()),
+        };
+        Ok(Self { way, uri: format!("{base}{SYNC_PATH}").parse()? })
+    }
+
+    /// Posts JSON and reads the answer, of at most `limit` bytes.
+    pub(crate) async fn post(
+        &self,
+        body: Vec<u8>,
+        token: Option<&HeaderValue>,
+        limit: usize,
+    ) -> Result<(StatusCode, Vec<u8>), SyncFailure> {
+        let mut request = Request::post(&self.uri)
+            .header(USER_AGENT, http_client::USER_AGENT)
+            .header(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        if let Some(token) = token {
+            request = request.header(AUTHORIZATION, token);
+        }
+        let request = request.body(Full::from(body)).map_err(|error| SyncFailure::Answer(error.to_string()))?;
+        let response = self.send(request).await.map_err(|error| SyncFailure::Unreachable(http_client::root_cause(&error)))?;
+        let status = response.status();
+        let mut answer = Vec::new();
+        read_body(response.into_body(), &mut answer, limit).await.map_err(|error| match error {
+            BodyError::TooLarge => SyncFailure::Answer(format!("more than {limit} bytes")),
+            BodyError::Broken(error) => SyncFailure::Unreachable(http_client::root_cause(&error)),
+        })?;
+        Ok((status, answer))
+    }
+
+    async fn send(&self, request: Request<Full<Bytes>>) -> Result<Response<Incoming>, Error> {
+        match &self.way {
+            Way::Network(client) => client.request(request).await,
+            #[cfg(unix)]
+            Way::Socket(client) => client.request(request).await,
+        }
+    }
+}
+
+#[cfg(unix)]
+mod unix {
+    //! Connects to a Unix socket, wherever the URL points.
+
+    use std::future::Future;
+    use std::io;
+    use std::path::{Path, PathBuf};
+    use std::pin::Pin;
+    use std::task::{Context, Poll};
+
+    use hyper::Uri;
+    use hyper_util::rt::TokioIo;
+    use tokio::net::UnixStream;
+    use tower::Service;
+
+    #[derive(Clone, Debug)]
+    pub(super) struct SocketConnector(PathBuf);
+
+    impl SocketConnector {
+        pub(super) fn new(path: &Path) -> Self {
+            Self(path.to_path_buf())
+        }
+    }
+
+    impl Service<Uri> for SocketConnector {
+        type Response = TokioIo<UnixStream>;
+        type Error = io::Error;
+        type Future = Pin<Box<dyn Future<Output = io::Result<Self::Response>> + Send>>;
+
+        fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn call(&mut self, _: Uri) -> Self::Future {
+            let path = self.0.clone();
+            Box::pin(async { Ok(TokioIo::new(UnixStream::connect(path).await?)) })
+        }
+    }
+}
