@@ -34,14 +34,12 @@ pub struct FleetOptions {
     pub collectors: usize,
     /// Whether the collectors share a Redis.
     pub redis: bool,
-    /// Control listeners beside the Envoys', which collectors push to as well.
-    pub more_controls: Vec<SocketAddr>,
 }
 
 impl Default for FleetOptions {
     fn default() -> Self {
         let stack = StackOptions { concurrency: 1, ..StackOptions::default() };
-        Self { stack, envoys: 3, collectors: 2, redis: false, more_controls: Vec::new() }
+        Self { stack, envoys: 3, collectors: 2, redis: false }
     }
 }
 
@@ -113,8 +111,7 @@ impl FleetStack {
             proxies.push(Proxy { envoy: None, proxy, control, config, dir });
         }
 
-        let controls = proxies.iter().map(|proxy| proxy.control).chain(options.more_controls.iter().copied());
-        let envoys: Vec<_> = controls.map(|control| json!({ "url": format!("http://{control}") })).collect();
+        let envoys: Vec<_> = proxies.iter().map(|proxy| json!({ "url": format!("http://{}", proxy.control) })).collect();
         let endpoints: Vec<_> = endpoints.iter().map(|address| json!({ "address": address.to_string() })).collect();
         let mut collectors = Vec::new();
         for number in 1..=options.collectors {
@@ -165,6 +162,11 @@ impl FleetStack {
         }
         self.redis = Some(process);
         Ok(())
+    }
+
+    /// Where Redis is, if the fleet has one.
+    pub fn store(&self) -> Option<SocketAddr> {
+        self.store.as_ref().map(|(_, address)| *address)
     }
 
     /// Starts an Envoy where it was.

@@ -15,7 +15,7 @@ const SECOND: Duration = Duration::from_secs(1);
 async fn fleet(envoys: usize, collectors: usize, redis: bool) -> Result<FleetStack> {
     let replica_args = ["--speed", "20"].map(str::to_owned).to_vec();
     let stack = StackOptions { concurrency: 1, replica_args, ..StackOptions::default() };
-    FleetStack::start(tools(), &FleetOptions { stack, envoys, collectors, redis, ..FleetOptions::default() }).await
+    FleetStack::start(tools(), &FleetOptions { stack, envoys, collectors, redis }).await
 }
 
 fn agents(fleet: &FleetStack) -> Result<Agents> {
