@@ -19,8 +19,8 @@ use crate::shared::Shared;
 use crate::since;
 use crate::snapshot::{Figures, Snapshot};
 use crate::sync::{
-    MAX_BINDINGS, MAX_REPLICAS, MAX_SYNC_BYTES, OutcomeCounts, PoolAnswer, PoolReport, ReplicaAnswer, ReplicaReport, SYNC_VERSION,
-    SyncAnswer, SyncRequest, version_of,
+    MAX_BINDINGS, MAX_REPLICAS, MAX_SYNC_BYTES, OutcomeCounts, Peers, PoolAnswer, PoolReport, ReplicaAnswer, ReplicaReport,
+    SYNC_VERSION, SyncAnswer, SyncRequest, version_of,
 };
 
 /// How long the collector of the latest generation must be silent before an earlier one is heard, at least: it has missed three
@@ -252,7 +252,8 @@ impl<H: Host> Control<H> {
         };
         let clock_ahead_ms = taken.map_or(0, |clock| clock.ahead_ms);
         let replicas = Vec::with_capacity(report.replicas.len());
-        let mut snapshot = Snapshot { received_ms: host.now_ms(), clock_ahead_ms, texts, replicas };
+        let has_peers = report.replicas.iter().any(|replica| replica.peers != Peers::default());
+        let mut snapshot = Snapshot { received_ms: host.now_ms(), clock_ahead_ms, has_peers, texts, replicas };
         let mut answers = Vec::with_capacity(report.replicas.len());
         for reported in &report.replicas {
             let replica = pool.registry.replica(host, &report.cluster, &reported.replica)?;

@@ -234,6 +234,8 @@ pub struct Pool {
     received_ms: Option<u64>,
     /// How far the fleet's clock is ahead of this machine's, in milliseconds.
     clock_ahead_ms: i64,
+    /// Whether other Envoys place conversations on these replicas too.
+    pub(crate) has_peers: bool,
     /// What admission needs: the working set, what is known of the pool's texts, the replicas that take turns, think times.
     pub(crate) working_set: Rc<SharedSet>,
     pub(crate) texts: Texts,
@@ -266,6 +268,7 @@ impl Pool {
             version_read: None,
             received_ms: None,
             clock_ahead_ms: 0,
+            has_peers: false,
             working_set: Rc::new(SharedSet::new(host, &policy.cluster)?),
             texts: Texts::default(),
             rooms: Rooms::default(),
@@ -299,6 +302,7 @@ impl Pool {
             self.set_members(host, &snapshot.replicas)?;
             self.received_ms = Some(snapshot.received_ms);
             self.clock_ahead_ms = snapshot.clock_ahead_ms;
+            self.has_peers = snapshot.has_peers;
         }
         self.version_read = Some(version);
         Ok(())

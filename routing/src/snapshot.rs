@@ -8,7 +8,7 @@ use crate::replica::ReplicaName;
 use crate::sync::{MAX_REPLICAS, ReplicaState};
 
 const LAYOUT: u8 = 3;
-const HEADER_BYTES: usize = 1 + 8 + 8 + 4 + 4 + 4;
+const HEADER_BYTES: usize = 1 + 8 + 8 + 1 + 4 + 4 + 4;
 const RECORD_BYTES: usize = 19 + 4 + 1 + 5 * 4 + 8 + 8 + 2 * 8;
 
 /// Figures of one replica.
@@ -58,6 +58,8 @@ pub struct Snapshot {
     pub received_ms: u64,
     /// How far the fleet's clock, which is the collector's, was ahead of this Envoy's then, in milliseconds.
     pub clock_ahead_ms: i64,
+    /// Whether other Envoys send requests to the pool too.
+    pub has_peers: bool,
     /// What is known of the pool's texts.
     pub texts: Texts,
     /// Every replica of the pool.
@@ -70,10 +72,11 @@ impl Snapshot {
         let mut reader = Reader::open(bytes, LAYOUT)?;
         let received_ms = reader.u64()?;
         let clock_ahead_ms = reader.u64()?.cast_signed();
+        let has_peers = reader.u8()? != 0;
         let texts = Texts { bytes_per_token: reader.f32()?, shared_tokens: reader.u32()? };
         let count = usize::try_from(reader.u32()?).ok().filter(|count| *count <= MAX_REPLICAS)?;
         let replicas = (0..count).map(|_| read_record(&mut reader)).collect::<Option<_>>()?;
-        reader.is_empty().then_some(Self { received_ms, clock_ahead_ms, texts, replicas })
+        reader.is_empty().then_some(Self { received_ms, clock_ahead_ms, has_peers, texts, replicas })
     }
 
     /// The bytes to store.
@@ -84,6 +87,7 @@ impl Snapshot {
         writer.u8(LAYOUT);
         writer.u64(self.received_ms);
         writer.u64(self.clock_ahead_ms.cast_unsigned());
+        writer.u8(u8::from(self.has_peers));
         writer.f32(self.texts.bytes_per_token);
         writer.u32(self.texts.shared_tokens);
         writer.u32(u32::try_from(count).unwrap_or(0));
@@ -182,12 +186,13 @@ mod tests {
         fn a_snapshot_reads_back_as_it_was_written(
             received_ms: u64,
             clock_ahead_ms: i64,
+            has_peers: bool,
             bytes_per_token in 0.5_f32..16.0,
             shared_tokens: u32,
             replicas in prop::collection::vec((any_name(), any_figures()), 0..20),
         ) {
             let texts = Texts { bytes_per_token, shared_tokens };
-            let snapshot = Snapshot { received_ms, clock_ahead_ms, texts, replicas };
+            let snapshot = Snapshot { received_ms, clock_ahead_ms, has_peers, texts, replicas };
             prop_assert_eq!(Snapshot::decode(&snapshot.encode()), Some(snapshot));
         }
 

@@ -273,3 +273,58 @@ fn an_answer_says_what_an_envoy_takes_for_its_own() {
     site.settle();
     assert_eq!(own(&site.sync()), 0);
 }
+
+/// New conversations at random Envoys, one every `gap` times 25 ms, 80 of them at any time on four replicas: the mean difference between the fullest and the
+/// emptiest replica. Every Envoy has an exchange every 250 ms, each at another time, and engines report what they run at that moment.
+fn spread(envoys: usize, gap: usize) -> f64 {
+    let mut sites: Vec<_> = (0..envoys).map(|_| Site::new(|_| {})).collect();
+    let mut last: Vec<Option<SyncAnswer>> = vec![None; envoys];
+    let mut open: Vec<(usize, usize, Ticket<MemoryHost>)> = Vec::new();
+    let (mut random, mut sum) = (7_u64, 0);
+    for step in 0..2_000 * gap {
+        for site in &sites {
+            site.host.advance(25);
+        }
+        let (over, rest) = open.into_iter().partition::<Vec<_>, _>(|(began, ..)| step - began >= 80 * gap);
+        open = rest;
+        over.into_iter().for_each(|(_, envoy, ticket)| sites[envoy].router.ended(ticket));
+        if step % gap == 0 {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let envoy = (random >> 33) as usize % envoys;
+            let ticket = sites[envoy].ticket(step as u128);
+            open.push((step, envoy, ticket));
+        }
+
+        let loads: Vec<u32> =
+            (1..=4).map(|n| open.iter().filter(|(.., ticket)| chosen(ticket) == name(n)).count() as u32).collect();
+        for envoy in (0..envoys).filter(|envoy| step % 10 == envoy * 10 / envoys) {
+            for (place, report) in sites[envoy].reports.iter_mut().enumerate() {
+                let others = last.iter().enumerate().filter(|(other, _)| *other != envoy).filter_map(|(_, answer)| answer.as_ref());
+                let seen: Vec<_> = others.map(|answer| &answer.pools[0].replicas[place]).collect();
+                let total = |of: fn(&crate::sync::ReplicaAnswer) -> u64| {
+                    u32::try_from(seen.iter().map(|r| of(r)).sum::<u64>()).expect("few")
+                };
+                report.running = loads[place];
+                report.peers = Peers { in_flight: total(|replica| replica.in_flight), own: total(|replica| replica.own) };
+            }
+            last[envoy] = Some(sites[envoy].sync());
+        }
+        if step >= 200 * gap {
+            sum += loads.iter().max().expect("four") - loads.iter().min().expect("four");
+        }
+    }
+    f64::from(sum) / (1_800 * gap) as f64
+}
+
+#[test]
+fn eight_envoys_spread_new_conversations_though_they_hear_late_of_each_other() {
+    // 4 a second, and 40: at 40, ten are placed before an Envoy hears of the first; drawn at random they would differ by 9.
+    for (gap, most) in [(10, 4.0), (1, 9.0)] {
+        let (one, eight) = (spread(1, gap), spread(8, gap));
+        println!(
+            "{} a second, 20 requests a replica: the fullest has {one:.2} more than the emptiest with one Envoy, {eight:.2} with eight",
+            40 / gap
+        );
+        assert!(one <= 1.0 && eight <= most, "{one} {eight}");
+    }
+}
