@@ -3,6 +3,7 @@
 //! Every mistake is reported with its place (`file:line:column`), the key it belongs to (`pools[0].replicas[1].address`) and what
 //! is allowed there.
 
+mod affinity;
 mod control_url;
 mod discovery;
 mod file;
@@ -15,6 +16,7 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+pub use self::affinity::AffinityConfig;
 pub use self::control_url::ControlUrl;
 pub use self::discovery::{AddressFamily, DnsConfig};
 pub(crate) use self::discovery::{DEFAULT_REFRESH, is_host_name};
@@ -34,6 +36,8 @@ pub struct Config {
     pub allowed_hosts: Vec<String>,
     /// How replicas are polled.
     pub scrape: ScrapeConfig,
+    /// Where the homes of conversations are kept besides in memory.
+    pub affinity: Option<AffinityConfig>,
     /// The Envoys that get the snapshots; may be empty.
     pub envoys: Vec<EnvoyConfig>,
     /// The pools, each with at least one replica or a way to find some.
@@ -198,6 +202,9 @@ impl Config {
         };
         if let Some(file) = &self.drain_file {
             let _ = writeln!(text, "drains the replicas in {}", file.display());
+        }
+        if let Some(affinity) = &self.affinity {
+            let _ = writeln!(text, "keeps conversations' homes in {affinity}");
         }
         for pool in &self.pools {
             text.push_str(&pool.summary());

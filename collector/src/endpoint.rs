@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use homing_routing::replica::ReplicaName;
-use homing_routing::sync::{ReplicaReport, ReplicaState};
+use homing_routing::sync::{Peers, ReplicaReport, ReplicaState};
 use tokio::time::Instant;
 
 use crate::config::EndpointConfig;
@@ -204,6 +204,7 @@ impl Endpoint {
                 max_num_seqs,
                 prefix_hit_rate: engine.hit_rate.rate(now),
                 age_ms,
+                peers: Peers::default(),
             },
             metrics: engine.metrics,
             failure: self.failure.clone(),

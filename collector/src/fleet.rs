@@ -4,19 +4,26 @@
 
 mod pool;
 
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use homing_routing::estimate::Totals;
 use homing_routing::replica::ReplicaName;
-use homing_routing::sync::{PoolReport, SYNC_VERSION, SyncAnswer, SyncRequest};
+use homing_routing::sync::{Peers, PoolReport, SYNC_VERSION, SyncAnswer, SyncRequest};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 pub use self::pool::{Pool, SharedEndpoint, Source, SourceState};
+use crate::affinity::Affinity;
+use crate::affinity::store::StoreLink;
 use crate::config::{Config, EnvoyConfig};
 use crate::drain::{DrainedBy, Drains};
 use crate::endpoint::{Replica, whole_ms};
+use crate::status::CONNECTED;
+
+/// How long after its start a collector still waits for the store and for Envoys to tell what they know.
+const READING: Duration = Duration::from_secs(5);
 
 /// Every pool and every Envoy.
 #[derive(Debug)]
@@ -29,6 +36,12 @@ pub struct Fleet {
     pub envoys: Vec<Envoy>,
     /// What drains, beside what the configuration says.
     pub drains: Arc<Drains>,
+    /// The conversations' homes.
+    pub affinity: Arc<Affinity>,
+    /// Where they are kept too, if there is a place.
+    pub store: Option<Arc<StoreLink>>,
+    /// When this collector started.
+    started: Instant,
     /// Told when endpoints came, went or were polled for the first time.
     changes: watch::Sender<()>,
 }
@@ -54,6 +67,12 @@ pub struct Exchanges {
     pub answered_at: Option<Instant>,
     /// Bindings that it told, over all answers.
     pub bindings: u64,
+    /// Bindings of others that it was sent and took.
+    pub bindings_sent: u64,
+    /// Bytes that it was sent and that it answered, without HTTP's headers.
+    pub bytes: [u64; 2],
+    /// Whether all that it knows has been read: its journal, and its table if some of the journal was overwritten.
+    pub is_read: bool,
     /// What is wrong with it now, and what to do.
     pub problem: Option<String>,
 }
@@ -66,8 +85,16 @@ impl Fleet {
         let drains = Arc::new(Drains::default());
         let pools = config.pools.iter().map(|pool| Pool::new(pool, Arc::clone(&drains))).collect();
         let envoys = config.envoys.iter().map(|envoy| Envoy { config: envoy.clone(), exchanges: Mutex::default() });
-        let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        Self { generation: whole_ms(started), pools, envoys: envoys.collect(), drains, changes: watch::Sender::default() }
+        Self {
+            generation: now_ms(),
+            pools,
+            envoys: envoys.collect(),
+            drains,
+            affinity: Arc::new(Affinity::new(config.affinity.is_some())),
+            store: config.affinity.as_ref().map(|store| Arc::new(StoreLink::new(store))),
+            started: Instant::now(),
+            changes: watch::Sender::default(),
+        }
     }
 
     /// Notes that endpoints came, went or were polled for the first time.
@@ -82,12 +109,16 @@ impl Fleet {
         let _ = self.changes.subscribe().wait_for(|()| self.pools.iter().all(Pool::is_settled)).await;
     }
 
-    /// What an Envoy is sent: the state of every pool at `now`.
+    /// What the Envoy at `index` is sent: the state of every pool at `now`.
     ///
     /// A pool of which no replica was ever found, because its sources failed, is left out: an Envoy then keeps what it has.
-    pub fn snapshot(&self, sequence: u64, now: Instant) -> SyncRequest {
+    pub fn snapshot(&self, index: usize, sequence: u64, now: Instant) -> SyncRequest {
         let pools = self.pools.iter().filter(|pool| pool.is_known()).map(|pool| {
-            let replicas = pool.replicas(now);
+            let mut replicas = pool.replicas(now);
+            let peers = self.peers(index, &pool.cluster, now);
+            for replica in &mut replicas {
+                replica.report.peers = peers.get(&replica.report.replica).copied().unwrap_or_default();
+            }
             let mut estimator = lock(&pool.estimator);
             estimator.update(&self.totals(&pool.cluster, &replicas));
             PoolReport {
@@ -97,7 +128,53 @@ impl Fleet {
                 replicas: replicas.into_iter().map(|replica| replica.report).collect(),
             }
         });
-        SyncRequest { version: SYNC_VERSION, generation: self.generation, sequence, pools: pools.collect() }
+        SyncRequest { pools: pools.collect(), ..self.request(sequence) }
+    }
+
+    /// A request without pools.
+    pub fn request(&self, sequence: u64) -> SyncRequest {
+        SyncRequest { version: SYNC_VERSION, generation: self.generation, sequence, now_ms: now_ms(), ..SyncRequest::default() }
+    }
+
+    /// What the other Envoys have at the replicas of a pool, as far as they answered lately. What an Envoy has that does not answer is
+    /// found in the engines' figures.
+    fn peers(&self, index: usize, cluster: &str, now: Instant) -> HashMap<ReplicaName, Peers> {
+        let mut peers: HashMap<_, Peers> = HashMap::new();
+        for (_, envoy) in self.envoys.iter().enumerate().filter(|(other, _)| *other != index) {
+            let exchanges = envoy.exchanges();
+            if exchanges.answered_at.is_none_or(|at| now.duration_since(at) >= CONNECTED) {
+                continue;
+            }
+            let pools = exchanges.answer.iter().flat_map(|answer| &answer.pools);
+            for replica in pools.filter(|pool| pool.cluster == cluster).flat_map(|pool| &pool.replicas) {
+                let seen = peers.entry(replica.replica).or_default();
+                seen.in_flight = seen.in_flight.saturating_add(u32::try_from(replica.in_flight).unwrap_or(u32::MAX));
+                seen.own = seen.own.saturating_add(u32::try_from(replica.own).unwrap_or(u32::MAX));
+            }
+        }
+        peers
+    }
+
+    /// Whether nothing more can be learned of homes, before a hand-over to the Envoy at `index` ends: the store and every other Envoy
+    /// have been read, or are away.
+    pub(crate) fn has_read_others(&self, index: usize, now: Instant) -> bool {
+        let is_late = now.duration_since(self.started) > READING;
+        let others = self.envoys.iter().enumerate().filter(|(other, _)| *other != index);
+        let read = others.map(|(_, envoy)| envoy.exchanges()).all(|envoy| envoy.is_read || envoy.problem.is_some());
+        is_late || (read && self.affinity.is_loaded())
+    }
+
+    /// The `hash_key` that most Envoys have, by its check; none as long as none says.
+    pub fn key_check(&self) -> Option<String> {
+        let mut counts: Vec<(String, usize)> = Vec::new();
+        for check in self.envoys.iter().filter_map(|envoy| envoy.exchanges().answer.as_ref()?.key_check.clone()) {
+            match counts.iter_mut().find(|(known, _)| *known == check) {
+                Some((_, count)) => *count += 1,
+                None => counts.push((check, 1)),
+            }
+        }
+        // Of as many, the one that comes first in the configuration.
+        counts.into_iter().rev().max_by_key(|(_, count)| *count).map(|(check, _)| check)
     }
 
     /// What the engines have read and the Envoys have sent them.
@@ -137,6 +214,11 @@ impl Envoy {
     pub fn exchanges(&self) -> MutexGuard<'_, Exchanges> {
         lock(&self.exchanges)
     }
+}
+
+/// Milliseconds since 1970.
+pub(crate) fn now_ms() -> u64 {
+    whole_ms(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default())
 }
 
 /// A task that panicked leaves the last whole update behind, which is still true; the others go on with it.

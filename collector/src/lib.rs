@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 pub mod admission;
+pub mod affinity;
 pub mod api;
 pub mod capacity;
 pub mod config;
@@ -29,6 +30,7 @@ pub mod vllm;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use tokio::net::TcpListener;
@@ -42,6 +44,9 @@ use crate::history::History;
 use crate::scrape::Scraper;
 use crate::scrape::client::ScrapeClient;
 use crate::telemetry::Telemetry;
+
+/// How often conversations that are idle are forgotten.
+const FORGET_EVERY: Duration = Duration::from_secs(10);
 
 /// A running collector; dropping it ends it.
 #[derive(Debug)]
@@ -92,6 +97,11 @@ impl Collector {
         for (index, control) in controls.into_iter().enumerate() {
             tasks.spawn(sync::run(Arc::clone(&fleet), index, control, interval, Arc::clone(&telemetry)));
         }
+        if let Some(link) = fleet.store.clone() {
+            let (affinity, writer) = (Arc::clone(&fleet.affinity), rand::random());
+            tasks.spawn(affinity::store::run(affinity, link, writer));
+        }
+        tasks.spawn(forget_idle(Arc::clone(&fleet)));
         tasks.spawn(history::run(Arc::clone(&fleet), history));
         tasks.spawn(console::publish(Arc::clone(&live)));
         let changes = Changes { fleet, token: config.api.clone() };
@@ -115,5 +125,12 @@ impl Collector {
             Some(Err(error)) => anyhow::anyhow!("a part of the collector failed: {error}"),
             _ => anyhow::anyhow!("a part of the collector ended; see the log above"),
         }
+    }
+}
+
+async fn forget_idle(fleet: Arc<Fleet>) {
+    loop {
+        tokio::time::sleep(FORGET_EVERY).await;
+        fleet.affinity.forget_idle(fleet::now_ms());
     }
 }

@@ -14,6 +14,7 @@ use crate::drain::DrainedBy;
 use crate::endpoint::{Replica, whole_ms};
 use crate::fleet::{Envoy, Fleet, Pool, Source};
 use crate::history::{History, Hour};
+use crate::sync::{OTHER_KEY, key_differs};
 use crate::vllm::Missing;
 
 /// How long ago an Envoy's last answer may be for it to count as connected.
@@ -32,6 +33,8 @@ pub struct Status {
     pub pools: Vec<PoolStatus>,
     /// Every Envoy.
     pub envoys: Vec<EnvoyStatus>,
+    /// The homes of conversations that the Envoys share.
+    pub affinity: AffinityStatus,
     /// What is wrong with the drain file.
     pub drain_file_problem: Option<String>,
 }
@@ -158,13 +161,41 @@ pub struct ReplicaStatus {
     pub missing: Missing,
 }
 
+/// The homes of conversations that the Envoys share.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct AffinityStatus {
+    /// Conversations whose home this collector knows.
+    pub conversations: usize,
+    /// The store they are kept in too; absent without one.
+    pub store: Option<StoreStatus>,
+}
+
+/// The store of bindings.
+#[derive(Clone, Debug, Serialize)]
+pub struct StoreStatus {
+    /// Where it is, without a password.
+    pub url: String,
+    /// Whether it answers.
+    pub up: bool,
+    /// What is wrong with it now, and what to do.
+    pub problem: Option<String>,
+    /// Homes read from it.
+    pub read: u64,
+    /// Homes written to it.
+    pub written: u64,
+    /// Homes that were not written, because it was away or slow for too long; they are when it is back.
+    pub dropped: u64,
+}
+
 /// One Envoy.
 #[derive(Clone, Debug, Serialize)]
 pub struct EnvoyStatus {
     /// Its control listener.
     pub url: String,
-    /// Whether it took the last snapshot, within the last three seconds.
+    /// Whether it answered the last snapshot, within the last three seconds.
     pub connected: bool,
+    /// Whether it takes another collector's snapshots and only answers this one's.
+    pub standby: bool,
     /// The filter's version; empty before the first answer.
     pub filter_version: String,
     /// Since when it counts requests, in milliseconds since 1970.
@@ -179,7 +210,11 @@ pub struct EnvoyStatus {
     pub problem: Option<String>,
     /// Homes of conversations that it told.
     pub bindings: u64,
-    /// Homes that it could not tell, because too many came at once.
+    /// Homes that other Envoys told and that it was sent.
+    pub bindings_sent: u64,
+    /// Bytes of the exchanges with it, without HTTP's headers: those it was sent and those it answered.
+    pub sync_bytes: [u64; 2],
+    /// Homes that it could not note, because its threads were in each other's way.
     pub bindings_dropped: u64,
     /// Each pool as it last described it; empty before the first answer.
     pub pools: Vec<PoolAnswer>,
@@ -190,7 +225,7 @@ pub struct EnvoyStatus {
 impl Status {
     /// The fleet at `now`.
     pub fn of(fleet: &Fleet, history: &History, now: Instant) -> Self {
-        let envoys: Vec<_> = fleet.envoys.iter().map(|envoy| EnvoyStatus::of(envoy, now)).collect();
+        let envoys: Vec<_> = fleet.envoys.iter().map(|envoy| EnvoyStatus::of(fleet, envoy, now)).collect();
         let pools = fleet.pools.iter().map(|pool| PoolStatus::of(pool, &envoys, history, now)).collect();
         let at = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let drain_file_problem = fleet.drains.read().file_problem.clone();
@@ -200,6 +235,7 @@ impl Status {
             at_ms: whole_ms(at),
             pools,
             envoys,
+            affinity: AffinityStatus::of(fleet),
             drain_file_problem,
         }
     }
@@ -274,21 +310,32 @@ impl SourceStatus {
     }
 }
 
+impl AffinityStatus {
+    fn of(fleet: &Fleet) -> Self {
+        let affinity = &fleet.affinity;
+        Self { conversations: affinity.count(), store: fleet.store.as_ref().map(|store| store.status(affinity.dropped())) }
+    }
+}
+
 impl EnvoyStatus {
-    fn of(envoy: &Envoy, now: Instant) -> Self {
+    fn of(fleet: &Fleet, envoy: &Envoy, now: Instant) -> Self {
+        let other_key = key_differs(fleet, envoy).then(|| OTHER_KEY.to_owned());
         let exchanges = envoy.exchanges().clone();
         let age = exchanges.answered_at.map(|at| now.duration_since(at));
         let answer = exchanges.answer.unwrap_or_default();
         Self {
             url: envoy.config.url.to_string(),
             connected: exchanges.problem.is_none() && age.is_some_and(|age| age < CONNECTED),
+            standby: answer.standby,
             filter_version: answer.filter_version,
             counting_since_ms: answer.counting_since_ms,
             answered: exchanges.answered,
             failed: exchanges.failed,
             answer_age_ms: age.map(whole_ms),
-            problem: exchanges.problem,
+            problem: exchanges.problem.or(other_key),
             bindings: exchanges.bindings,
+            bindings_sent: exchanges.bindings_sent,
+            sync_bytes: exchanges.bytes,
             bindings_dropped: answer.bindings_dropped,
             pools: answer.pools,
         }
@@ -362,11 +409,11 @@ impl Seen {
     fn add(&mut self, answer: &ReplicaAnswer, connected: bool) {
         self.requests = self.requests.and(&answer.requests);
         if connected {
-            let sum = |known: Option<u64>, more: Option<u64>| known.into_iter().chain(more).reduce(|sum, value| sum + value);
-            self.in_flight = sum(self.in_flight, Some(answer.in_flight));
-            self.held_conversations = sum(self.held_conversations, answer.held_conversations);
-            self.recent_conversations = sum(self.recent_conversations, answer.recent_conversations);
-            self.recent_context_bytes = sum(self.recent_context_bytes, answer.recent_context_bytes);
+            self.in_flight = Some(self.in_flight.unwrap_or(0) + answer.in_flight);
+            // Every Envoy knows every conversation; one that has just started may not know all yet.
+            self.held_conversations = self.held_conversations.max(answer.held_conversations);
+            self.recent_conversations = self.recent_conversations.max(answer.recent_conversations);
+            self.recent_context_bytes = self.recent_context_bytes.max(answer.recent_context_bytes);
         }
     }
 

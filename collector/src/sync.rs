@@ -1,26 +1,37 @@
-//! Pushing snapshots: one task an Envoy, each at its own pace, so that one that is away holds up no other.
+//! Pushing snapshots, and homes of conversations between them: one task an Envoy, each at its own pace, so that one that is away holds up
+//! no other.
 
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use homing_routing::sync::{MAX_SYNC_BYTES, SYNC_VERSION, SyncAnswer};
+use homing_routing::binding::Bindings;
+use homing_routing::sync::{MAX_SYNC_BYTES, SYNC_VERSION, SyncAnswer, SyncRequest, version_of};
 use hyper::StatusCode;
+use tokio::sync::watch;
 use tokio::time::Instant;
 
+use crate::affinity::{Batch, Place, Teller};
 use crate::config::EnvoyConfig;
 use crate::control_client::ControlClient;
-use crate::fleet::{Envoy, Fleet};
+use crate::endpoint::whole_ms;
+use crate::fleet::{Envoy, Fleet, now_ms};
 use crate::http_client::Bearer;
 use crate::telemetry::Telemetry;
 
 /// How long one exchange may take.
 pub const SYNC_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The longest pause between two attempts at an Envoy that does not take snapshots. An Envoy that restarts knows no replica until it
-/// has one, and leaves its requests to its fallback so long.
+/// The longest pause between two attempts at an Envoy that does not take snapshots; one that restarts must not wait for its
+/// conversations.
 pub const MAX_BACKOFF: Duration = Duration::from_millis(500);
+
+/// The least time from one exchange to the next that brings what others told; what is told meanwhile goes together.
+const NEWS_PAUSE: Duration = Duration::from_millis(100);
+
+/// The same while more is waiting than one exchange carries.
+const BACKLOG_PAUSE: Duration = Duration::from_millis(30);
 
 /// Different problems of one Envoy that are logged until it answers again; one that keeps finding new ones must not fill the log.
 const MAX_COMPLAINTS: usize = 16;
@@ -49,12 +60,6 @@ pub enum SyncFailure {
         "its answer is not one of the filter's control role ({0}); is envoys[].url its control listener, and of the same version?"
     )]
     Answer(String),
-    /// Its snapshot comes from a later collector.
-    #[error(
-        "it holds a snapshot of generation {0}, later than this collector's; let one collector push to it, and if this machine's \
-         clock went back, restart the collector once it is right"
-    )]
-    Superseded(u64),
     /// The snapshot is longer than the control listener reads.
     #[error("the snapshot has {0} bytes and the control listener reads {MAX_SYNC_BYTES}; spread the pools over several collectors")]
     TooLarge(usize),
@@ -71,7 +76,6 @@ impl SyncFailure {
             Self::Timeout => "timeout",
             Self::Refused { .. } => "refused",
             Self::Answer(_) => "answer",
-            Self::Superseded(_) => "superseded",
             Self::TooLarge(_) => "too_large",
             Self::Token(_) => "token",
         }
@@ -82,7 +86,7 @@ impl SyncFailure {
             401 | 403 => "set envoys[].token or token_file to the control listener's token",
             404 | 405 => "give envoys[].url the listener whose filter has `role: control`",
             400 if body.windows(14).any(|part| part == b"older than the") => {
-                "let one collector push to an Envoy; after a restart with its clock set back it is heard again in ten seconds"
+                "another collector of the same start time pushes to it; restart one of them"
             }
             413 => "raise the control listener's body limit, or spread the pools over several collectors",
             500.. => "look into this Envoy's log",
@@ -110,12 +114,14 @@ impl Control {
     }
 
     /// One exchange. After a 401 the token is read again, since a token file may have been changed.
-    async fn exchange(&mut self, fleet: &Fleet, sequence: u64) -> Result<SyncAnswer, SyncFailure> {
-        let snapshot = fleet.snapshot(sequence, Instant::now());
-        let body = serde_json::to_vec(&snapshot).map_err(|error| SyncFailure::Answer(error.to_string()))?;
+    ///
+    /// Returns the answer, and the bytes of both sides.
+    async fn exchange(&mut self, request: &SyncRequest) -> Result<(SyncAnswer, [u64; 2]), SyncFailure> {
+        let body = serde_json::to_vec(request).map_err(|error| SyncFailure::Answer(error.to_string()))?;
         if body.len() > MAX_SYNC_BYTES {
             return Err(SyncFailure::TooLarge(body.len()));
         }
+        let sent = body.len() as u64;
         let exchange = self.client.post(body, self.bearer.header(), MAX_SYNC_BYTES);
         let (status, answer) = tokio::time::timeout(SYNC_TIMEOUT, exchange).await.map_err(|_| SyncFailure::Timeout)??;
         if status == StatusCode::UNAUTHORIZED {
@@ -124,62 +130,207 @@ impl Control {
         if status != StatusCode::OK {
             return Err(SyncFailure::refused(status, &answer));
         }
-        let answer: SyncAnswer = serde_json::from_slice(&answer).map_err(|error| SyncFailure::Answer(error.to_string()))?;
-        match answer {
-            answer if answer.version != SYNC_VERSION => {
-                Err(SyncFailure::Answer(format!("version {} instead of {SYNC_VERSION}", answer.version)))
+        if let Some(version) = version_of(&answer).filter(|version| *version != SYNC_VERSION) {
+            return Err(SyncFailure::Answer(format!("version {version} instead of {SYNC_VERSION}")));
+        }
+        let bytes = [sent, answer.len() as u64];
+        serde_json::from_slice(&answer).map(|read| (read, bytes)).map_err(|error| SyncFailure::Answer(error.to_string()))
+    }
+}
+
+/// The exchanges with one Envoy: what it has been sent, and what has been read of it.
+struct Session {
+    fleet: Arc<Fleet>,
+    index: usize,
+    interval: Duration,
+    /// When it began to count, which tells it from the one that was there before; nothing before the first answer.
+    counting_since_ms: Option<Option<u64>>,
+    place: Place,
+    /// Up to where its journal has been read.
+    journal: Vec<u64>,
+    /// The bucket of its table to read next, while all of it is read.
+    recall: Option<u32>,
+    /// Whether there is more of its journal.
+    more: bool,
+    standby: bool,
+    complaints: HashSet<String>,
+}
+
+impl Session {
+    fn envoy(&self) -> &Envoy {
+        &self.fleet.envoys[self.index]
+    }
+
+    /// What it is sent now: with the snapshot if that is due; without it, what others told of conversations.
+    fn request(&self, sequence: u64, with_pools: bool, batch: &Batch) -> SyncRequest {
+        let now = Instant::now();
+        let request = if with_pools { self.fleet.snapshot(self.index, sequence, now) } else { self.fleet.request(sequence) };
+        SyncRequest {
+            pause_ms: whole_ms(self.interval),
+            bindings: Bindings(batch.bindings.clone()),
+            handed_over: self
+                .counting_since_ms
+                .flatten()
+                .filter(|_| batch.place.is_handed_over() && self.fleet.has_read_others(self.index, now)),
+            journal: self.journal.clone(),
+            recall: self.recall,
+            ..request
+        }
+    }
+
+    /// What it is to be sent of conversations; nothing while another collector sends it, or before it is known who it is.
+    fn batch(&self) -> Batch {
+        if self.standby || self.counting_since_ms.is_none() {
+            return Batch { place: self.place, ..Batch::default() };
+        }
+        self.fleet.affinity.batch(self.index, self.place)
+    }
+
+    /// Whether the next exchange should follow at once.
+    fn has_backlog(&self) -> bool {
+        self.more || self.recall.is_some() || (!self.standby && !self.place.is_handed_over())
+    }
+
+    fn answered(&mut self, request: &SyncRequest, batch: &Batch, mut answer: SyncAnswer, bytes: [u64; 2]) {
+        let affinity = Arc::clone(&self.fleet.affinity);
+        let told = std::mem::take(&mut answer.bindings).0;
+        affinity.learn(Teller::Envoy(self.index), &told, now_ms(), !answer.standby);
+        if let Some(idle_s) = answer.idle_s {
+            affinity.hold_for(idle_s);
+        }
+        self.journal = std::mem::take(&mut answer.journal);
+        self.more = answer.more;
+        // What was overwritten in its journal is in its table.
+        self.recall = if answer.missed { Some(0) } else { answer.recall };
+        if self.counting_since_ms != Some(answer.counting_since_ms) {
+            self.counting_since_ms = Some(answer.counting_since_ms);
+            self.place = affinity.from_start();
+        } else if !answer.standby {
+            self.place = batch.place;
+        }
+        if self.standby && !answer.standby {
+            self.place = affinity.from_takeover();
+        }
+        if self.standby != answer.standby {
+            let what = if answer.standby { "has a later collector: this one stands by" } else { "is told by this collector now" };
+            tracing::info!("envoy {} {what}", self.envoy().config.url);
+        }
+        self.standby = answer.standby;
+        let is_read = !self.more && self.recall.is_none();
+        let mut exchanges = self.fleet.envoys[self.index].exchanges();
+        if exchanges.answer.is_none() || exchanges.problem.is_some() {
+            tracing::info!("envoy {} {}", self.envoy().config.url, if answer.standby { "answers" } else { "takes snapshots" });
+        }
+        exchanges.answered += 1;
+        exchanges.answered_at = Some(Instant::now());
+        exchanges.bindings += told.len() as u64;
+        exchanges.bindings_sent += if answer.standby { 0 } else { batch.bindings.len() as u64 };
+        exchanges.is_read = is_read;
+        exchanges.bytes = [exchanges.bytes[0] + bytes[0], exchanges.bytes[1] + bytes[1]];
+        if request.pools.is_empty()
+            && let Some(before) = exchanges.answer.take()
+        {
+            // Of pools it was not asked.
+            answer.pools = before.pools;
+        }
+        exchanges.answer = Some(answer);
+        exchanges.problem = None;
+        drop(exchanges);
+        let differs = key_differs(&self.fleet, self.envoy());
+        self.complaints.retain(|complaint| differs && complaint == OTHER_KEY);
+        if differs && self.complaints.insert(OTHER_KEY.to_owned()) {
+            tracing::warn!("envoy {}: {OTHER_KEY}", self.envoy().config.url);
+        }
+    }
+
+    fn failed(&mut self, failure: &SyncFailure) {
+        let text = failure.to_string();
+        if self.complaints.len() < MAX_COMPLAINTS && self.complaints.insert(text.clone()) {
+            tracing::warn!("envoy {}: {text}", self.envoy().config.url);
+        }
+        let mut exchanges = self.envoy().exchanges();
+        exchanges.failed += 1;
+        exchanges.is_read = false;
+        exchanges.problem = Some(text);
+    }
+
+    /// Waits until there is something to send it that others told.
+    async fn news(&mut self, changes: &mut watch::Receiver<u64>) {
+        loop {
+            let batch = self.batch();
+            if !batch.bindings.is_empty() {
+                return;
             }
-            answer if answer.generation > snapshot.generation => Err(SyncFailure::Superseded(answer.generation)),
-            answer => Ok(answer),
+            // What it told itself is behind it.
+            self.place = batch.place;
+            if self.standby || changes.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
         }
     }
 }
 
-/// Pushes snapshots to the Envoy at `index` of the fleet for ever, one every `interval`.
+/// What is wrong with an Envoy that names conversations with another key.
+pub(crate) const OTHER_KEY: &str = "its hash_key is another than the other Envoys': it will never agree with them on a conversation's home; \
+     give every Envoy the same hash_key";
+
+/// Whether an Envoy names conversations with another key than most.
+pub(crate) fn key_differs(fleet: &Fleet, envoy: &Envoy) -> bool {
+    let own = envoy.exchanges().answer.as_ref().and_then(|answer| answer.key_check.clone());
+    own.is_some() && own != fleet.key_check()
+}
+
+/// Pushes snapshots to the Envoy at `index` of the fleet for ever, one every `interval`, and between them what others told of
+/// conversations.
 ///
 /// It begins when every source of endpoints was asked and every endpoint was polled once, or a collector that restarts would tell a running Envoy that all replicas are down.
-/// An Envoy that restarted needs nothing special: it gets the next snapshot like any other.
+/// An Envoy that restarted is handed everything over that is known of conversations.
 pub(crate) async fn run(fleet: Arc<Fleet>, index: usize, mut control: Control, interval: Duration, telemetry: Arc<Telemetry>) {
-    let envoy = &fleet.envoys[index];
-    let telemetry = telemetry.envoy(&envoy.config.url.to_string());
+    let telemetry = telemetry.envoy(&fleet.envoys[index].config.url.to_string());
     fleet.settled().await;
-    let mut complaints = HashSet::new();
+    let mut changes = fleet.affinity.watch();
+    let mut session = Session {
+        fleet,
+        index,
+        interval,
+        counting_since_ms: None,
+        place: Place::default(),
+        journal: Vec::new(),
+        recall: None,
+        more: false,
+        standby: false,
+        complaints: HashSet::new(),
+    };
     let mut pause = interval;
+    let mut snapshot_due = Instant::now();
     for sequence in 1.. {
         let started = Instant::now();
-        let result = control.exchange(&fleet, sequence).await;
+        let with_pools = started >= snapshot_due;
+        let batch = session.batch();
+        let request = session.request(sequence, with_pools, &batch);
+        let result = control.exchange(&request).await;
         telemetry.exchanged(result.as_ref().err());
-        pause = match &result {
-            Ok(_) => interval,
-            Err(_) => (pause * 2).min(MAX_BACKOFF).max(interval),
-        };
-        keep(envoy, result, &mut complaints);
-        tokio::time::sleep_until(started + pause).await;
-    }
-}
-
-fn keep(envoy: &Envoy, result: Result<SyncAnswer, SyncFailure>, complaints: &mut HashSet<String>) {
-    let url = &envoy.config.url;
-    let mut exchanges = envoy.exchanges();
-    match result {
-        Ok(mut answer) => {
-            if exchanges.answer.is_none() || exchanges.problem.is_some() {
-                tracing::info!("envoy {url} takes snapshots");
+        match result {
+            Ok((answer, bytes)) => {
+                session.answered(&request, &batch, answer, bytes);
+                pause = interval;
             }
-            complaints.clear();
-            exchanges.answered += 1;
-            exchanges.answered_at = Some(Instant::now());
-            exchanges.bindings += std::mem::take(&mut answer.bindings).len() as u64;
-            exchanges.answer = Some(answer);
-            exchanges.problem = None;
+            Err(failure) => {
+                session.failed(&failure);
+                pause = (pause * 2).min(MAX_BACKOFF).max(interval);
+                tokio::time::sleep_until(started + pause).await;
+                snapshot_due = started;
+                continue;
+            }
         }
-        Err(failure) => {
-            let text = failure.to_string();
-            if complaints.len() < MAX_COMPLAINTS && complaints.insert(text.clone()) {
-                tracing::warn!("envoy {url}: {text}");
-            }
-            exchanges.failed += 1;
-            exchanges.problem = Some(text);
+        if with_pools {
+            snapshot_due = started + interval;
+        }
+        let floor = if session.has_backlog() { BACKLOG_PAUSE } else { NEWS_PAUSE };
+        tokio::time::sleep_until((started + floor).min(snapshot_due)).await;
+        if !session.has_backlog() {
+            // Whichever comes first.
+            let _ = tokio::time::timeout_at(snapshot_due, session.news(&mut changes)).await;
         }
     }
 }

@@ -13,7 +13,7 @@ use homing_routing::identity::{Conversation, Digest, Source};
 use homing_routing::policy::Policy;
 use homing_routing::replica::ReplicaName;
 use homing_routing::router::{Held, Request, Router, Settings, Ticket, Verdict};
-use homing_routing::sync::{PoolReport, ReplicaReport, ReplicaState, SYNC_VERSION, SyncRequest};
+use homing_routing::sync::{Peers, PoolReport, ReplicaReport, ReplicaState, SYNC_VERSION, SyncRequest};
 
 const POOL: &str = "pool";
 const REPLICAS: usize = 64;
@@ -43,6 +43,7 @@ fn router(replicas: usize, contexts: usize, admission: Option<Admission>) -> (Me
         max_num_seqs: 1024,
         prefix_hit_rate: None,
         age_ms: Some(0),
+        peers: Peers::default(),
     };
     let pools = vec![PoolReport {
         cluster: POOL.into(),
@@ -50,7 +51,7 @@ fn router(replicas: usize, contexts: usize, admission: Option<Admission>) -> (Me
         shared_tokens: None,
         replicas: (0..replicas).map(report).collect(),
     }];
-    let request = SyncRequest { version: SYNC_VERSION, generation: 1, sequence: 1, pools };
+    let request = SyncRequest { version: SYNC_VERSION, generation: 1, sequence: 1, pools, ..SyncRequest::default() };
     Control::new(host.clone()).exchange(&serde_json::to_vec(&request).expect("JSON")).expect("an exchange");
     (host, router)
 }

@@ -10,6 +10,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer};
 use serde_saphyr::Spanned;
 
+use super::affinity::RawAffinity;
 use super::discovery::{RawDns, check_files};
 use super::{Config, ControlUrl, EndpointConfig, EnvoyConfig, PoolConfig, ScrapeConfig, TlsConfig, TokenSource};
 
@@ -34,6 +35,8 @@ pub(super) struct RawConfig {
     /// How replicas are polled.
     #[serde(default)]
     scrape: ScrapeConfig,
+    /// Where the homes of conversations are kept, besides in memory.
+    affinity: Option<RawAffinity>,
     /// The Envoys that get the snapshots.
     #[serde(default)]
     envoys: Vec<RawEnvoy>,
@@ -186,7 +189,17 @@ impl RawConfig {
                 token(api.value.token, api.value.token_file, key)?
             }
         };
-        Ok(Config { listen: self.listen, allowed_hosts, api, drain_file: self.drain_file, scrape: self.scrape, envoys, pools })
+        let affinity = self.affinity.map(RawAffinity::check).transpose()?;
+        Ok(Config {
+            listen: self.listen,
+            allowed_hosts,
+            api,
+            drain_file: self.drain_file,
+            scrape: self.scrape,
+            affinity,
+            envoys,
+            pools,
+        })
     }
 }
 

@@ -1,10 +1,10 @@
 //! An hour of figures, as an engine's counters would make it.
 
-use homing_routing::sync::{OutcomeCounts, ReplicaReport, ReplicaState};
+use homing_routing::sync::{OutcomeCounts, Peers, ReplicaReport, ReplicaState};
 use tokio::time::advance;
 
 use super::*;
-use crate::status::{PoolStatus, Routing};
+use crate::status::{AffinityStatus, PoolStatus, Routing};
 
 fn name(port: u16) -> ReplicaName {
     format!("10.0.0.1:{port}").parse().expect("a name")
@@ -23,6 +23,7 @@ fn replica(port: u16, [prompt, cached, generated]: [u64; 3]) -> ReplicaStatus {
             max_num_seqs: 32,
             prefix_hit_rate: None,
             age_ms: Some(0),
+            peers: Peers::default(),
         },
         prompt_tokens: prompt,
         cached_prompt_tokens: Some(cached),
@@ -59,8 +60,15 @@ impl Site {
             replicas,
             sources: Vec::new(),
         };
-        let status =
-            Status { version: "", generation: 0, at_ms: 0, pools: vec![pool], envoys: Vec::new(), drain_file_problem: None };
+        let status = Status {
+            version: "",
+            generation: 0,
+            at_ms: 0,
+            pools: vec![pool],
+            envoys: Vec::new(),
+            affinity: AffinityStatus::default(),
+            drain_file_problem: None,
+        };
         self.0.record(&status, Instant::now());
     }
 

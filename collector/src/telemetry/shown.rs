@@ -15,7 +15,7 @@ use super::{EndpointLabels, EnvoyLabels, PoolLabels};
 use crate::admission::Admission;
 use crate::console::Live;
 use crate::fleet::{Fleet, lock};
-use crate::status::{Affinity, PoolStatus, ReplicaStatus, SourceStatus, Status};
+use crate::status::{Affinity, EnvoyStatus, PoolStatus, ReplicaStatus, SourceStatus, Status, StoreStatus};
 
 const STATES: [ReplicaState; 4] = [ReplicaState::Ready, ReplicaState::Down, ReplicaState::Draining, ReplicaState::Asleep];
 
@@ -79,7 +79,8 @@ impl Collector for Shown {
             })
         });
         to.counters("endpoint_restarts", "How often a server's counters fell, so that it must have restarted", endpoints)?;
-        sources(&mut to, &status)
+        sources(&mut to, &status)?;
+        affinity(&mut to, &status)
     }
 }
 
@@ -203,10 +204,38 @@ fn sources(to: &mut Encoder<'_, '_>, status: &Status) -> fmt::Result {
     to.gauges("discovery_failing", "1 while a name or a file gives no endpoints, and the last ones are kept", failing)
 }
 
+fn affinity(to: &mut Encoder<'_, '_>, status: &Status) -> fmt::Result {
+    let one = |value: f64| std::iter::once(([] as [(&str, &str); 0], value));
+    to.gauges("affinity_conversations", "Conversations whose home is known", one(status.affinity.conversations as f64))?;
+    let store = status.affinity.store.iter();
+    let each = |value: fn(&StoreStatus) -> u64| store.clone().map(move |store| ([] as [(&str, &str); 0], value(store)));
+    let up = each(|store| store.up.into()).map(|(labels, up)| (labels, up as f64));
+    to.gauges("affinity_store_up", "1 while the store of conversations' homes answers", up)?;
+    to.counters("affinity_store_read", "Homes read from the store", each(|store| store.read))?;
+    to.counters("affinity_store_written", "Homes written to the store", each(|store| store.written))?;
+    to.counters(
+        "affinity_store_dropped",
+        "Homes that could not wait any longer for a store that was away or slow",
+        each(|store| store.dropped),
+    )
+}
+
 fn envoys(to: &mut Encoder<'_, '_>, status: &Status) -> fmt::Result {
     let labels = |url: &str| EnvoyLabels { envoy: url.to_owned() };
     let connected = status.envoys.iter().map(|envoy| (labels(&envoy.url), f64::from(u8::from(envoy.connected))));
     to.gauges("envoy_connected", "1 while an Envoy takes snapshots", connected)?;
+    let standby = status.envoys.iter().map(|envoy| (labels(&envoy.url), f64::from(u8::from(envoy.standby))));
+    to.gauges("envoy_standby", "1 while an Envoy takes another collector's snapshots", standby)?;
+    type Count = (&'static str, &'static str, fn(&EnvoyStatus) -> u64);
+    const COUNTS: [Count; 4] = [
+        ("bindings_told", "Conversations' homes that an Envoy told", |envoy| envoy.bindings),
+        ("bindings_sent", "Homes that other Envoys told and that an Envoy was sent", |envoy| envoy.bindings_sent),
+        ("sync_sent_bytes", "Bytes of the requests of exchanges with an Envoy", |envoy| envoy.sync_bytes[0]),
+        ("sync_received_bytes", "Bytes of its answers", |envoy| envoy.sync_bytes[1]),
+    ];
+    for (name, help, value) in COUNTS {
+        to.counters(name, help, status.envoys.iter().map(|envoy| (labels(&envoy.url), value(envoy))))?;
+    }
     let ages = status.envoys.iter().filter_map(|envoy| Some((labels(&envoy.url), envoy.answer_age_ms? as f64 / 1000.0)));
     to.gauges("sync_answer_age_seconds", "The time since an Envoy last took a snapshot", ages)?;
     let versions = status.envoys.iter().filter(|envoy| !envoy.filter_version.is_empty());

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -15,9 +15,11 @@ use axum::routing::{get, post};
 use axum::serve::{Listener, ListenerExt as _};
 use homing_collector::Collector;
 use homing_collector::config::Config;
+use homing_routing::binding::{Binding, Bindings};
+use homing_routing::identity::Digest;
+use homing_routing::replica::ReplicaName;
 use homing_routing::sync::{
-    AdmissionAnswer, Binding, HeldCounts, OutcomeCounts, PoolAnswer, ReplicaAnswer, SYNC_PATH, SYNC_VERSION, SyncAnswer,
-    SyncRequest,
+    AdmissionAnswer, HeldCounts, OutcomeCounts, PoolAnswer, ReplicaAnswer, SYNC_PATH, SYNC_VERSION, SyncAnswer, SyncRequest,
 };
 use serde_json::Value;
 use tokio::net::TcpListener;
@@ -188,8 +190,8 @@ pub(crate) enum Behaviour {
     Want(&'static str),
     Refuse(u16, &'static str),
     Say(&'static str),
-    /// As the control role does when a later collector has been there.
-    Later,
+    /// As the control role does while a later collector is there.
+    Standby,
     Silence,
 }
 
@@ -203,11 +205,37 @@ pub(crate) struct EnvoyState {
     behaviour: Mutex<Behaviour>,
     pub(crate) taken: Mutex<Vec<SyncRequest>>,
     pub(crate) asked: AtomicUsize,
+    /// When it began to count; another time is another Envoy.
+    pub(crate) since_ms: AtomicU64,
+    /// Bindings of its next answer.
+    tells: Mutex<Vec<Binding>>,
+    key_check: Mutex<Option<String>>,
 }
 
 impl EnvoyState {
     pub(crate) fn new(behaviour: Behaviour) -> Arc<Self> {
-        Arc::new(Self { behaviour: Mutex::new(behaviour), taken: Mutex::default(), asked: 0.into() })
+        Arc::new(Self {
+            behaviour: Mutex::new(behaviour),
+            taken: Mutex::default(),
+            asked: 0.into(),
+            since_ms: 1_700_000_000_000.into(),
+            tells: Mutex::default(),
+            key_check: Mutex::default(),
+        })
+    }
+
+    /// Bindings that its next answer tells.
+    pub(crate) fn tell(&self, bindings: &[Binding]) {
+        self.tells.lock().expect("a lock").extend(bindings);
+    }
+
+    pub(crate) fn set_key_check(&self, check: &str) {
+        *self.key_check.lock().expect("a lock") = Some(check.to_owned());
+    }
+
+    /// Every binding it was sent.
+    pub(crate) fn got(&self) -> Vec<Binding> {
+        self.taken().into_iter().flat_map(|request| request.bindings.0).collect()
     }
 
     pub(crate) fn router(self: &Arc<Self>) -> Router {
@@ -246,11 +274,15 @@ async fn sync(State(state): State<Arc<EnvoyState>>, headers: HeaderMap, body: By
         Behaviour::Refuse(status, body) => (StatusCode::from_u16(status).expect("a status"), body).into_response(),
         Behaviour::Say(text) => text.into_response(),
         Behaviour::Silence => std::future::pending().await,
-        Behaviour::Obey | Behaviour::Admit | Behaviour::Want(_) | Behaviour::Later => {
+        Behaviour::Obey | Behaviour::Admit | Behaviour::Want(_) | Behaviour::Standby => {
             let request: SyncRequest = serde_json::from_slice(&body).expect("a snapshot");
             let mut answer = answer(&request);
-            if matches!(behaviour, Behaviour::Later) {
+            answer.counting_since_ms = Some(state.since_ms.load(Ordering::SeqCst));
+            answer.bindings = Bindings(std::mem::take(&mut *state.tells.lock().expect("a lock")));
+            answer.key_check = state.key_check.lock().expect("a lock").clone();
+            if matches!(behaviour, Behaviour::Standby) {
                 answer.generation += 1;
+                answer.standby = true;
             }
             if matches!(behaviour, Behaviour::Admit) {
                 admit(&mut answer);
@@ -261,11 +293,12 @@ async fn sync(State(state): State<Arc<EnvoyState>>, headers: HeaderMap, body: By
     }
 }
 
-/// Three requests in flight and two conversations held on every replica, and one conversation that got its home.
+/// Three requests in flight and two conversations held on every replica.
 fn answer(request: &SyncRequest) -> SyncAnswer {
     let replica = |report: &homing_routing::sync::ReplicaReport| ReplicaAnswer {
         replica: report.replica,
         in_flight: 3,
+        own: 4,
         spill_threshold: 8,
         spill_margin: Some(8),
         held_conversations: Some(2),
@@ -287,17 +320,26 @@ fn answer(request: &SyncRequest) -> SyncAnswer {
         admission: None,
         replicas: pool.replicas.iter().map(replica).collect(),
     });
-    let home = request.pools.iter().flat_map(|pool| &pool.replicas).map(|report| report.replica).next();
-    let bound = |home| Binding { conversation: "0".repeat(32), home, last_turn: 1 };
     SyncAnswer {
         version: SYNC_VERSION,
         generation: request.generation,
         sequence: request.sequence,
         pools: pools.collect(),
-        bindings: home.map(bound).into_iter().collect(),
-        bindings_dropped: 0,
+        idle_s: Some(600),
         filter_version: "0.1.0".to_owned(),
-        counting_since_ms: Some(1_700_000_000_000),
+        ..SyncAnswer::default()
+    }
+}
+
+/// A binding of this moment.
+pub(crate) fn binding(digest: u128, home: SocketAddr) -> Binding {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("after 1970");
+    Binding {
+        conversation: Digest(digest),
+        home: ReplicaName::endpoint(home).id(),
+        bound_at_ms: u64::try_from(now.as_millis()).expect("milliseconds"),
+        last_turn_s: u32::try_from(now.as_secs()).expect("seconds"),
+        bytes: 1_000,
     }
 }
 

@@ -111,7 +111,7 @@ async fn a_pool_shows_what_its_envoys_do_together() {
     let row = &pool["replicas"][0];
     assert_eq!(
         (&row["in_flight"], &row["held_conversations"], &row["recent_context_tokens"]),
-        (&6.into(), &4.into(), &40_000.into())
+        (&6.into(), &2.into(), &20_000.into())
     );
     assert_eq!(row["context_level"], "fits");
     // The fake engine's cache takes 4,194,304 tokens.
@@ -129,7 +129,7 @@ async fn a_pool_shows_what_its_envoys_do_together() {
     for (name, value) in [
         (format!("replica_requests_total{{pool=pool,replica={name},outcome=placed}}"), 6.0),
         (format!("replica_in_flight{{pool=pool,replica={name}}}"), 6.0),
-        (format!("replica_recent_context_tokens{{pool=pool,replica={name}}}"), 40_000.0),
+        (format!("replica_recent_context_tokens{{pool=pool,replica={name}}}"), 20_000.0),
         (format!("replica_prompt_tokens_total{{pool=pool,replica={name},source=cached}}"), 4096.0),
         (format!("replica_prompt_tokens_total{{pool=pool,replica={name},source=computed}}"), 1984.0),
         ("pool_affinity{pool=pool}".to_owned(), 1.0),

@@ -9,6 +9,7 @@ mod dashboards;
 mod discovery;
 mod endings;
 mod failures;
+mod fleet;
 mod headers;
 mod identity;
 mod kubernetes;
