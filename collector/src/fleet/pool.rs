@@ -2,8 +2,7 @@
 
 use std::collections::HashSet;
 use std::net::SocketAddr;
-use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 
 use homing_routing::estimate::Estimator;
 use homing_routing::replica::ReplicaName;
@@ -12,7 +11,8 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::lock;
-use crate::config::{DnsConfig, EndpointConfig, PoolConfig};
+use super::source::Source;
+use crate::config::{EndpointConfig, PoolConfig};
 use crate::drain::Drains;
 use crate::endpoint::{Endpoint, Replica};
 
@@ -36,26 +36,6 @@ pub struct Pool {
     sources_changed: Notify,
 }
 
-/// Where endpoints are found.
-#[derive(Debug)]
-pub struct Source {
-    /// `dns` or `file`.
-    pub kind: &'static str,
-    /// The name with its port, or the path.
-    pub name: String,
-    state: Mutex<SourceState>,
-}
-
-/// What a source found.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct SourceState {
-    /// What it last found; `None` before it found anything.
-    pub addresses: Option<Vec<SocketAddr>>,
-    /// What is wrong with it now.
-    pub problem: Option<String>,
-    was_asked: bool,
-}
-
 /// The endpoints there are, as [`Pool::reconcile`] last left them.
 #[derive(Debug, Default)]
 struct Members {
@@ -71,23 +51,6 @@ struct Members {
 pub(crate) struct Change {
     pub(crate) added: Vec<SharedEndpoint>,
     pub(crate) removed: Vec<SocketAddr>,
-}
-
-// === impl Source ===
-
-impl Source {
-    fn dns(config: &DnsConfig) -> Self {
-        Self { kind: "dns", name: config.to_string(), state: Mutex::default() }
-    }
-
-    fn file(path: &Path) -> Self {
-        Self { kind: "file", name: path.display().to_string(), state: Mutex::default() }
-    }
-
-    /// What it found. Do not wait for anything while holding it.
-    pub fn state(&self) -> MutexGuard<'_, SourceState> {
-        lock(&self.state)
-    }
 }
 
 // === impl Pool ===
@@ -119,20 +82,7 @@ impl Pool {
 
     /// Takes in what the source at `source` found; `None` when it found nothing and what it found before holds.
     pub(crate) fn found(&self, source: usize, addresses: Option<Vec<SocketAddr>>, problem: Option<String>) {
-        let source = &self.sources[source];
-        let mut state = source.state();
-        if state.problem != problem {
-            let Source { kind, name, .. } = source;
-            match &problem {
-                Some(problem) => tracing::warn!("pool {}: {kind} {name}: {problem}; what it found last is kept", self.cluster),
-                None => tracing::info!("pool {}: {kind} {name} is right again", self.cluster),
-            }
-        }
-        let before = state.clone();
-        state.addresses = addresses.or(state.addresses.take());
-        state.problem = problem;
-        state.was_asked = true;
-        if *state != before {
+        if self.sources[source].found(&format!("pool {}", self.cluster), addresses, problem) {
             self.sources_changed.notify_one();
         }
     }
