@@ -64,10 +64,10 @@ struct RawApi {
 #[schemars(rename = "Envoy", extend("oneOf" = [{ "required": ["url"] }, { "required": ["dns"] }]))]
 struct RawEnvoy {
     /// Its control listener, `http://ip:port`, `https://ip:port` or `unix:/path/to.sock`.
-    #[schemars(with = "String")]
+    #[schemars(with = "Option<String>")]
     url: Option<Spanned<ControlUrl>>,
     /// A name, such as a headless service's, of which every address is an Envoy's control listener.
-    #[schemars(with = "RawDns")]
+    #[schemars(with = "Option<RawDns>")]
     dns: Option<Spanned<RawDns>>,
     /// The control listener's bearer token.
     #[schemars(with = "Option<String>")]

@@ -1,6 +1,8 @@
 //! Stand-ins for a vLLM server and for an Envoy's control listener, in this process, and a running collector to look at.
 
-use std::net::SocketAddr;
+use std::collections::HashMap;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -15,6 +17,7 @@ use axum::routing::{get, post};
 use axum::serve::{Listener, ListenerExt as _};
 use homing_collector::Collector;
 use homing_collector::config::Config;
+use homing_collector::discovery::{Lookup, System};
 use homing_routing::binding::{Binding, Bindings};
 use homing_routing::identity::Digest;
 use homing_routing::replica::ReplicaName;
@@ -253,8 +256,29 @@ impl FakeEnvoy {
     }
 
     pub(crate) async fn start_at(address: SocketAddr, behaviour: Behaviour) -> Self {
+        Self::start_on(TcpListener::bind(address).await.expect("a free port"), behaviour).await
+    }
+
+    pub(crate) async fn start_on(listener: impl Listener<Addr = SocketAddr>, behaviour: Behaviour) -> Self {
         let state = EnvoyState::new(behaviour);
-        Self { server: Server::start(address, state.router()).await, state }
+        Self { server: Server::start_on(listener, state.router()).await, state }
+    }
+
+    /// Envoys at 127.0.0.1, 127.0.0.2 and so on, all at one port, as pods are.
+    pub(crate) async fn start_pods<const N: usize>() -> [Self; N] {
+        let listeners = loop {
+            let port = free_address().await.port();
+            let listeners: [_; N] = std::array::from_fn(|at| std::net::TcpListener::bind(([127, 0, 0, 1 + at as u8], port)));
+            // Elsewhere on this machine the port may be taken at one of them.
+            if listeners.iter().all(Result::is_ok) {
+                break listeners.map(Result::unwrap);
+            }
+        };
+        let pods = listeners.map(|listener| {
+            listener.set_nonblocking(true).expect("a listener");
+            Self::start_on(TcpListener::from_std(listener).expect("a listener"), Behaviour::Obey)
+        });
+        futures_util::future::join_all(pods).await.try_into().unwrap_or_else(|_| unreachable!("as many as listeners"))
     }
 
     pub(crate) fn set(&self, behaviour: Behaviour) {
@@ -263,6 +287,28 @@ impl FakeEnvoy {
 
     pub(crate) fn url(&self) -> String {
         format!("http://{}", self.server.address)
+    }
+}
+
+/// Names and their addresses, instead of DNS; a name that is not there has none.
+#[derive(Clone, Default)]
+pub(crate) struct FakeDns(Arc<Mutex<HashMap<String, Vec<IpAddr>>>>);
+
+impl FakeDns {
+    /// Gives `name` the addresses of `pods`.
+    pub(crate) fn set(&self, name: &str, pods: &[&FakeEnvoy]) {
+        let addresses = pods.iter().map(|pod| pod.server.address.ip()).collect();
+        self.0.lock().expect("a lock").insert(name.to_owned(), addresses);
+    }
+
+    pub(crate) fn remove(&self, name: &str) {
+        self.0.lock().expect("a lock").remove(name);
+    }
+}
+
+impl Lookup for FakeDns {
+    async fn addresses(&self, name: &str) -> io::Result<Vec<IpAddr>> {
+        self.0.lock().expect("a lock").get(name).cloned().ok_or_else(|| io::Error::other("NXDOMAIN"))
     }
 }
 
@@ -380,8 +426,13 @@ pub(crate) fn envoys(entries: &[&str]) -> String {
 }
 
 pub(crate) async fn run(config: &str) -> Running {
+    run_with(config, System).await
+}
+
+/// The same with names looked up in `lookup`.
+pub(crate) async fn run_with(config: &str, lookup: impl Lookup + Clone + 'static) -> Running {
     let config = Config::parse(config, "test.yaml").expect("a configuration");
-    let collector = Collector::start(&config).await.expect("a collector");
+    let collector = Collector::start_with(&config, lookup).await.expect("a collector");
     Running { collector, client: reqwest::Client::builder().no_proxy().build().expect("a client") }
 }
 
