@@ -20,6 +20,7 @@ use tokio::time::Instant;
 pub(crate) use self::envoys::EnvoyChange;
 use self::envoys::Envoys;
 pub use self::envoys::{Envoy, Exchanges};
+use self::pool::Counted;
 pub use self::pool::{Pool, SharedEndpoint};
 pub use self::source::{Source, SourceState};
 use crate::affinity::Affinity;
@@ -118,8 +119,9 @@ impl Fleet {
             for replica in &mut replicas {
                 replica.report.peers = peers.get(&replica.report.replica).copied().unwrap_or_default();
             }
-            let mut estimator = lock(&pool.estimator);
-            estimator.update(&self.totals(&pool.cluster, &replicas));
+            let (totals, counted) = self.totals(&pool.cluster, &replicas);
+            let mut texts = lock(&pool.texts);
+            let estimator = texts.update(&totals, counted);
             PoolReport {
                 cluster: pool.cluster.clone(),
                 bytes_per_token: estimator.bytes_per_token(),
@@ -177,8 +179,9 @@ impl Fleet {
         counts.into_iter().rev().max_by_key(|(_, count)| *count).map(|(check, _)| check)
     }
 
-    /// What the engines have read and the Envoys have sent them.
-    fn totals(&self, cluster: &str, replicas: &[Replica]) -> Totals {
+    /// What the engines have read and the Envoys have sent them, and which Envoys these are.
+    fn totals(&self, cluster: &str, replicas: &[Replica]) -> (Totals, Vec<Counted>) {
+        let mut counted = Vec::new();
         let mut totals = Totals::default();
         for metrics in replicas.iter().map(|replica| &replica.metrics) {
             totals.prompt_tokens += metrics.prompt_tokens;
@@ -188,12 +191,13 @@ impl Fleet {
             let exchanges = envoy.exchanges();
             let answers = exchanges.answer.iter().flat_map(|answer| &answer.pools).filter(|pool| pool.cluster == cluster);
             for answer in answers {
+                counted.push((envoy.number, exchanges.answer.as_ref().and_then(|answer| answer.counting_since_ms)));
                 totals.prompt_bytes += answer.prompt_bytes;
                 totals.repeated_bytes += answer.repeated_bytes;
                 totals.first_turns += answer.first_turns;
             }
         }
-        totals
+        (totals, counted)
     }
 
     /// Who drains this replica; for a name without a rank, who drains all that is behind its address.

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 
-use homing_routing::estimate::Estimator;
+use homing_routing::estimate::{Estimator, Totals};
 use homing_routing::replica::ReplicaName;
 use homing_routing::sync::{MAX_REPLICAS, ReplicaState};
 use tokio::sync::Notify;
@@ -29,12 +29,22 @@ pub struct Pool {
     /// Where endpoints are found beside the configuration's own.
     pub sources: Vec<Source>,
     /// Learns what its texts are like.
-    pub(super) estimator: Mutex<Estimator>,
+    pub(super) texts: Mutex<Texts>,
     configured: Vec<EndpointConfig>,
     drains: Arc<Drains>,
     members: RwLock<Members>,
     sources_changed: Notify,
 }
+
+/// Learns what a pool's texts are like.
+#[derive(Debug, Default)]
+pub(super) struct Texts {
+    estimator: Estimator,
+    counted: Vec<Counted>,
+}
+
+/// An Envoy by its number, and since when it counts.
+pub(super) type Counted = (u64, Option<u64>);
 
 /// The endpoints there are, as [`Pool::reconcile`] last left them.
 #[derive(Debug, Default)]
@@ -53,6 +63,20 @@ pub(crate) struct Change {
     pub(crate) removed: Vec<SocketAddr>,
 }
 
+// === impl Texts ===
+
+impl Texts {
+    /// Takes the totals as they are now, and whose they are: where others are counted than before, the sums say nothing of what came since.
+    pub(super) fn update(&mut self, totals: &Totals, counted: Vec<Counted>) -> &Estimator {
+        if self.counted != counted {
+            self.estimator.begin_window();
+            self.counted = counted;
+        }
+        self.estimator.update(totals);
+        &self.estimator
+    }
+}
+
 // === impl Pool ===
 
 impl Pool {
@@ -63,7 +87,7 @@ impl Pool {
             cluster: config.cluster.clone(),
             max_num_seqs: config.max_num_seqs.unwrap_or(0),
             sources: config.dns.iter().map(Source::dns).chain(files).collect(),
-            estimator: Mutex::default(),
+            texts: Mutex::default(),
             configured: config.replicas.clone(),
             drains,
             members: RwLock::default(),
@@ -259,6 +283,23 @@ mod tests {
         pool.found(1, None, Some("broken".to_owned()));
         pool.reconcile();
         assert!(pool.is_settled());
+    }
+
+    #[test]
+    fn texts_are_not_judged_by_what_an_envoy_that_comes_or_goes_had_counted_before() {
+        let totals = |conversations: u64, elsewhere: u64| Totals {
+            prompt_tokens: conversations * 1_000,
+            prompt_bytes: conversations * 3_000 + elsewhere,
+            first_turns: conversations,
+            ..Totals::default()
+        };
+        let mut texts = Texts::default();
+        texts.update(&totals(0, 0), vec![(0, Some(1))]);
+        let joined = vec![(0, Some(1)), (1, Some(1))];
+        assert_eq!(texts.update(&totals(50, 1_000_000), joined.clone()).bytes_per_token(), None);
+        assert_eq!(texts.update(&totals(100, 1_000_000), joined).bytes_per_token(), Some(3.0));
+        texts.update(&totals(200, 0), vec![(0, Some(1))]);
+        assert_eq!(texts.update(&totals(300, 0), vec![(0, Some(1))]).bytes_per_token(), Some(3.0));
     }
 
     #[test]

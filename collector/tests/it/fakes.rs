@@ -15,6 +15,7 @@ use axum::http::{HeaderMap, Method, StatusCode};
 use axum::response::{IntoResponse, Redirect, Response};
 use axum::routing::{get, post};
 use axum::serve::{Listener, ListenerExt as _};
+use futures_util::future::join_all;
 use homing_collector::Collector;
 use homing_collector::config::Config;
 use homing_collector::discovery::{Lookup, System};
@@ -268,17 +269,16 @@ impl FakeEnvoy {
     pub(crate) async fn start_pods<const N: usize>() -> [Self; N] {
         let listeners = loop {
             let port = free_address().await.port();
-            let listeners: [_; N] = std::array::from_fn(|at| std::net::TcpListener::bind(([127, 0, 0, 1 + at as u8], port)));
-            // Elsewhere on this machine the port may be taken at one of them.
-            if listeners.iter().all(Result::is_ok) {
-                break listeners.map(Result::unwrap);
+            let addresses = (1..=N as u8).map(|last| SocketAddr::from(([127, 0, 0, last], port)));
+            match join_all(addresses.map(TcpListener::bind)).await.into_iter().collect::<io::Result<Vec<_>>>() {
+                Ok(listeners) => break listeners,
+                // Taken at one of them.
+                Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
+                Err(error) => panic!("127.0.0.1 to 127.0.0.{N} are needed: {error}"),
             }
         };
-        let pods = listeners.map(|listener| {
-            listener.set_nonblocking(true).expect("a listener");
-            Self::start_on(TcpListener::from_std(listener).expect("a listener"), Behaviour::Obey)
-        });
-        futures_util::future::join_all(pods).await.try_into().unwrap_or_else(|_| unreachable!("as many as listeners"))
+        let pods = join_all(listeners.into_iter().map(|listener| Self::start_on(listener, Behaviour::Obey))).await;
+        pods.try_into().unwrap_or_else(|_| unreachable!("one at each address"))
     }
 
     pub(crate) fn set(&self, behaviour: Behaviour) {
