@@ -5,6 +5,7 @@
 //! Each endpoint and each Envoy has a task of its own, so that nothing slow holds up anything else.
 #![forbid(unsafe_code)]
 
+pub mod admission;
 pub mod affinity;
 pub mod api;
 pub mod capacity;

@@ -8,6 +8,7 @@ use homing_routing::sync::{OutcomeCounts, PoolAnswer, ReplicaAnswer, ReplicaRepo
 use serde::Serialize;
 use tokio::time::Instant;
 
+use crate::admission::{Active, Admission};
 use crate::capacity::{Capacity, Level, tokens};
 use crate::drain::DrainedBy;
 use crate::endpoint::{Replica, whole_ms};
@@ -47,6 +48,8 @@ pub struct PoolStatus {
     pub routing: Routing,
     /// Whether its conversations fit into its caches; absent while no connected Envoy says what is held, or no cache's size is known.
     pub capacity: Option<Capacity>,
+    /// What waits for a place, and what has one; absent while no connected Envoy admits by working set.
+    pub admission: Option<Admission>,
     /// Its last hour.
     pub hour: Hour,
     /// Its replicas.
@@ -142,6 +145,10 @@ pub struct ReplicaStatus {
     pub recent_context_tokens: Option<u64>,
     /// Whether they fit into its cache, as [`Capacity`] judges it.
     pub context_level: Option<Level>,
+    /// Conversations with a place there; absent, as the one below, while no connected Envoy admits by working set.
+    pub active_conversations: Option<u64>,
+    /// Tokens of their contexts together; an estimate.
+    pub active_context_tokens: Option<u64>,
     /// Requests that ended there, by outcome.
     pub requests: OutcomeCounts,
     /// Why the last poll failed, if it did.
@@ -236,14 +243,18 @@ impl Status {
 
 impl PoolStatus {
     fn of(pool: &Pool, envoys: &[EnvoyStatus], history: &History, now: Instant) -> Self {
-        let answers = Answers::of(&pool.cluster, envoys);
+        let mut answers = Answers::of(&pool.cluster, envoys);
         let replicas = pool.replicas(now).into_iter().map(|replica| {
             let seen = answers.replicas.get(&replica.report.replica);
             ReplicaStatus::of(replica, seen)
         });
         let replicas: Vec<_> = replicas.collect();
-        let up = replicas.iter().filter(|replica| replica.report.state != ReplicaState::Down);
-        let cache_tokens = up.map(|replica| replica.report.cache_tokens).sum();
+        let up = || replicas.iter().filter(|replica| replica.report.state != ReplicaState::Down);
+        let cache_tokens = up().map(|replica| replica.report.cache_tokens).sum();
+        if let Some(admission) = &mut answers.admission {
+            let active = |replica: &ReplicaStatus| answers.replicas.get(&replica.report.replica)?.active;
+            up().for_each(|replica| admission.add_replica(active(replica).unwrap_or_default(), replica.report.cache_tokens));
+        }
         let hour = history.hour(&pool.cluster);
         let capacity = total(&replicas, |replica| replica.recent_conversations)
             .zip(total(&replicas, |replica| replica.recent_context_tokens))
@@ -251,7 +262,8 @@ impl PoolStatus {
         let in_flight = total(&replicas, |replica| replica.in_flight);
         let sources = pool.sources.iter().map(SourceStatus::of).collect();
         let routing = Routing { in_flight, ..answers.routing };
-        Self { cluster: pool.cluster.clone(), routing, capacity, hour, replicas, sources }
+        let admission = answers.admission;
+        Self { cluster: pool.cluster.clone(), routing, capacity, admission, hour, replicas, sources }
     }
 }
 
@@ -279,6 +291,8 @@ impl ReplicaStatus {
             recent_conversations: seen.recent_conversations,
             recent_context_tokens: context_tokens,
             context_level: capacity.map(|capacity| capacity.level),
+            active_conversations: seen.active.map(|active| active.conversations),
+            active_context_tokens: seen.active.map(|active| active.context_tokens),
             requests: seen.requests,
             problem: replica.failure.map(|failure| failure.to_string()),
             drained_by: replica.drained_by,
@@ -334,6 +348,7 @@ impl EnvoyStatus {
 #[derive(Default)]
 struct Answers {
     routing: Routing,
+    admission: Option<Admission>,
     replicas: HashMap<ReplicaName, Seen>,
 }
 
@@ -344,6 +359,7 @@ struct Seen {
     held_conversations: Option<u64>,
     recent_conversations: Option<u64>,
     recent_context_bytes: Option<u64>,
+    active: Option<Active>,
     requests: OutcomeCounts,
 }
 
@@ -380,6 +396,12 @@ impl Answers {
             }
             self.replicas.entry(answer.replica).or_default().add(answer, envoy.connected);
         }
+        if let Some(line) = pool.admission.as_ref().filter(|_| envoy.connected) {
+            self.admission.get_or_insert_default().add(line);
+            for answer in &pool.replicas {
+                self.replicas.entry(answer.replica).or_default().add_active(answer, line.shared_tokens);
+            }
+        }
     }
 }
 
@@ -393,6 +415,11 @@ impl Seen {
             self.recent_conversations = self.recent_conversations.max(answer.recent_conversations);
             self.recent_context_bytes = self.recent_context_bytes.max(answer.recent_context_bytes);
         }
+    }
+
+    fn add_active(&mut self, answer: &ReplicaAnswer, shared_tokens: u32) {
+        let all = self.active.into_iter().chain(Active::of(answer));
+        self.active = all.reduce(|known, more| known.and(more, shared_tokens));
     }
 }
 

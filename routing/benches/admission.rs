@@ -1,12 +1,12 @@
-//! What admission costs: a request and a tick in a pool of 64 replicas with 64 conversations each and 256 requests in line, and a turn in a
-//! pool whose caches hold everything, with admission and without.
+//! What admission costs: a request, a tick and a look by the control role in a pool of 64 replicas with 64 conversations each and 256
+//! requests in line, and a turn in a pool whose caches hold everything, with admission and without.
 //!
 //! The host is in memory, so this is the routing's own cost: in Envoy each host call adds its own.
 
 use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
-use homing_routing::admission::Admission;
+use homing_routing::admission::{Admission, occupancy};
 use homing_routing::control::Control;
 use homing_routing::host::MemoryHost;
 use homing_routing::identity::{Conversation, Digest, Source};
@@ -97,8 +97,11 @@ fn above_the_caches(c: &mut Criterion) {
             black_box(router.called(POOL.as_bytes()).expect("the line"))
         });
     });
+    group.bench_function("what the control role tells of it", |b| {
+        b.iter(|| black_box(occupancy(&host, POOL).expect("a working set")));
+    });
     group.finish();
-    drop((tickets, held, host));
+    drop((tickets, held));
 }
 
 fn below_the_caches(c: &mut Criterion) {

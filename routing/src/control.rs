@@ -4,7 +4,7 @@ use core::fmt;
 
 use hashbrown::{HashMap, HashSet};
 
-use crate::admission::Texts;
+use crate::admission::{Texts, occupancy};
 use crate::binding::{Binding, Bindings};
 use crate::codec::{Reader, Writer};
 use crate::host::{Expected, Host, HostError, MetricId};
@@ -273,6 +273,8 @@ impl<H: Host> Control<H> {
                 held_conversations: Some(host.value(replica.held)?),
                 recent_conversations: Some(host.value(replica.recent)?),
                 recent_context_bytes: Some(host.value(replica.recent_context)?),
+                active_conversations: None,
+                active_context_tokens: None,
                 requests: OutcomeCounts {
                     sticky: count(Outcome::Sticky)?,
                     placed: count(Outcome::Placed)?,
@@ -288,6 +290,10 @@ impl<H: Host> Control<H> {
             host.write(&key, &snapshot.encode(), Expected::Anything)?;
             host.add(pool.version, 1)?;
         }
+        let admission = match terms.admits {
+            true => Some(occupancy(host, &report.cluster)?.tell(host.now_ms(), &mut answers)),
+            false => None,
+        };
         let [prompt_bytes, repeated_bytes, first_turns] = pool.prompts;
         Ok(PoolAnswer {
             cluster: report.cluster.clone(),
@@ -298,6 +304,7 @@ impl<H: Host> Control<H> {
             prompt_bytes: host.value(prompt_bytes)?,
             repeated_bytes: host.value(repeated_bytes)?,
             first_turns: host.value(first_turns)?,
+            admission,
             replicas: answers,
         })
     }

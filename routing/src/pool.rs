@@ -368,7 +368,8 @@ impl Pool {
     }
 
     pub(crate) fn count_admission(&self, host: &impl Host, event: AdmissionEvent) -> Result<(), HostError> {
-        self.admission_events.get(event as usize).map_or(Ok(()), |counter| host.add(*counter, 1))
+        let counter = AdmissionEvent::ALL.iter().zip(&self.admission_events).find(|(known, _)| **known == event);
+        counter.map_or(Ok(()), |(_, counter)| host.add(*counter, 1))
     }
 
     /// Counts a request's prompt that was served: its bytes, and how many of them the replica had read before.

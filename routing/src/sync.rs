@@ -5,6 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::admission::Reason;
 use crate::binding::Bindings;
 use crate::outcome::Outcome;
 use crate::replica::ReplicaName;
@@ -206,6 +207,9 @@ pub struct PoolAnswer {
     /// Requests of which the replica had read nothing before.
     #[serde(default)]
     pub first_turns: u64,
+    /// What admission does; absent in a pool that admits everything, and when an older filter answers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub admission: Option<AdmissionAnswer>,
     /// One entry a replica of the snapshot in force.
     pub replicas: Vec<ReplicaAnswer>,
 }
@@ -233,8 +237,77 @@ pub struct ReplicaAnswer {
     /// Bytes of the last request of each of these, together.
     #[serde(default)]
     pub recent_context_bytes: Option<u64>,
+    /// Conversations with a place there: a turn is in flight, or the next may still come. Absent, as the one below, in a pool that admits
+    /// everything.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub active_conversations: Option<u64>,
+    /// Tokens of their contexts together, [`AdmissionAnswer::shared_tokens`] counted once; an estimate.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub active_context_tokens: Option<u64>,
     /// Requests by outcome.
     pub requests: OutcomeCounts,
+}
+
+/// The line of a pool that admits by working set, in one Envoy.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AdmissionAnswer {
+    /// Requests held now.
+    pub held: u64,
+    /// For how long the first of them has been, in milliseconds; absent when none is.
+    pub oldest_held_ms: Option<u64>,
+    /// Those held now, by why they were held when they came.
+    pub by_reason: HeldCounts,
+    /// Tokens that all conversations share, which count once at each replica with an active one.
+    pub shared_tokens: u32,
+}
+
+/// Held requests by why they were held when they came.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "each field is the reason of the same name in `Reason`")]
+pub struct HeldCounts {
+    pub no_room: u64,
+    pub behind_others: u64,
+    pub turns_used: u64,
+    pub outgrown: u64,
+}
+
+impl HeldCounts {
+    /// Each reason's name, as the statistics write it, and its count.
+    pub fn named(&self) -> [(&'static str, u64); 4] {
+        [
+            (Reason::NoRoom.as_str(), self.no_room),
+            (Reason::BehindOthers.as_str(), self.behind_others),
+            (Reason::TurnsUsed.as_str(), self.turns_used),
+            (Reason::Outgrown.as_str(), self.outgrown),
+        ]
+    }
+
+    /// These and those of another.
+    #[must_use]
+    pub fn and(&self, other: &Self) -> Self {
+        Self {
+            no_room: self.no_room.saturating_add(other.no_room),
+            behind_others: self.behind_others.saturating_add(other.behind_others),
+            turns_used: self.turns_used.saturating_add(other.turns_used),
+            outgrown: self.outgrown.saturating_add(other.outgrown),
+        }
+    }
+}
+
+impl FromIterator<Reason> for HeldCounts {
+    fn from_iter<I: IntoIterator<Item = Reason>>(reasons: I) -> Self {
+        let mut counts = Self::default();
+        for reason in reasons {
+            let count = match reason {
+                Reason::NoRoom => &mut counts.no_room,
+                Reason::BehindOthers => &mut counts.behind_others,
+                Reason::TurnsUsed => &mut counts.turns_used,
+                Reason::Outgrown => &mut counts.outgrown,
+            };
+            *count = count.saturating_add(1);
+        }
+        counts
+    }
 }
 
 /// Requests by outcome, counted where they were served.

@@ -12,6 +12,7 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 
 use super::{EndpointLabels, EnvoyLabels, PoolLabels};
+use crate::admission::Admission;
 use crate::console::Live;
 use crate::fleet::{Fleet, lock};
 use crate::status::{Affinity, EnvoyStatus, PoolStatus, ReplicaStatus, SourceStatus, Status, StoreStatus};
@@ -36,6 +37,12 @@ struct OutcomeLabels {
     pool: String,
     replica: String,
     outcome: &'static str,
+}
+
+#[derive(Clone, EncodeLabelSet)]
+struct ReasonLabels {
+    pool: String,
+    reason: &'static str,
 }
 
 #[derive(Clone, EncodeLabelSet)]
@@ -94,7 +101,23 @@ fn pools(to: &mut Encoder<'_, '_>, status: &Status) -> fmt::Result {
         usage,
     )?;
     let routing = each(|pool| Some(pool.routing.envoys_routing as f64));
-    to.gauges("pool_envoys", "Connected Envoys that route the pool", routing)
+    to.gauges("pool_envoys", "Connected Envoys that route the pool", routing)?;
+    admission(to, status)
+}
+
+fn admission(to: &mut Encoder<'_, '_>, status: &Status) -> fmt::Result {
+    let pools: Vec<_> = status.pools.iter().filter_map(|pool| Some((&pool.cluster, pool.admission.as_ref()?))).collect();
+    let each = |value: fn(&Admission) -> Option<f64>| {
+        pools.iter().filter_map(move |(pool, admission)| Some((PoolLabels { pool: pool.to_string() }, value(admission)?)))
+    };
+    let held = pools.iter().flat_map(|(pool, admission)| {
+        admission.by_reason.named().map(|(reason, count)| (ReasonLabels { pool: pool.to_string(), reason }, count as f64))
+    });
+    to.gauges("pool_held_requests", "Requests that admission holds now, by why they were held when they came", held)?;
+    let oldest = each(|admission| Some(admission.oldest_held_ms.unwrap_or(0) as f64 / 1000.0));
+    to.gauges("pool_oldest_held_seconds", "For how long the first of them has been held; 0 when none is", oldest)?;
+    let usage = each(|admission| admission.usage);
+    to.gauges("pool_active_context_ratio", "The context of conversations with a place divided by the caches, an estimate", usage)
 }
 
 fn replicas(to: &mut Encoder<'_, '_>, status: &Status) -> fmt::Result {
@@ -112,7 +135,7 @@ fn replicas(to: &mut Encoder<'_, '_>, status: &Status) -> fmt::Result {
     });
     to.gauges("replica_state", "1 for the state a replica is in", states)?;
     type Figure = (&'static str, &'static str, fn(&ReplicaStatus) -> Option<f64>);
-    const FIGURES: [Figure; 10] = [
+    const FIGURES: [Figure; 12] = [
         ("snapshot_age_seconds", "The time since a replica's figures were read", |r| Some(r.report.age_ms? as f64 / 1000.0)),
         ("replica_running", "Requests a replica's engine runs", |r| Some(r.report.running.into())),
         ("replica_waiting", "Requests that wait inside a replica's engine", |r| Some(r.report.waiting.into())),
@@ -134,6 +157,12 @@ fn replicas(to: &mut Encoder<'_, '_>, status: &Status) -> fmt::Result {
         }),
         ("replica_recent_context_tokens", "Tokens of the last requests of these, an estimate", |r| {
             r.recent_context_tokens.map(|n| n as f64)
+        }),
+        ("replica_active_conversations", "Conversations that admission has given a place there", |r| {
+            r.active_conversations.map(|n| n as f64)
+        }),
+        ("replica_active_context_tokens", "Tokens of the contexts of these, an estimate", |r| {
+            r.active_context_tokens.map(|n| n as f64)
         }),
     ];
     for (name, help, value) in FIGURES {

@@ -88,7 +88,7 @@ const EXAMPLE: &str = include_str!("../../example.yaml");
 #[test]
 fn the_shipped_example_is_valid() {
     let config = parse(EXAMPLE);
-    assert_eq!((config.envoys.len(), config.pools[0].replicas.len()), (1, 2));
+    assert_eq!((config.envoys.len(), config.pools[0].replicas.len()), (2, 2));
 }
 
 #[test]

@@ -18,7 +18,9 @@ use homing_collector::config::Config;
 use homing_routing::binding::{Binding, Bindings};
 use homing_routing::identity::Digest;
 use homing_routing::replica::ReplicaName;
-use homing_routing::sync::{OutcomeCounts, PoolAnswer, ReplicaAnswer, SYNC_PATH, SYNC_VERSION, SyncAnswer, SyncRequest};
+use homing_routing::sync::{
+    AdmissionAnswer, HeldCounts, OutcomeCounts, PoolAnswer, ReplicaAnswer, SYNC_PATH, SYNC_VERSION, SyncAnswer, SyncRequest,
+};
 use serde_json::Value;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
@@ -182,6 +184,8 @@ impl futures_util::Stream for Pieces {
 pub(crate) enum Behaviour {
     /// As the filter's control role does.
     Obey,
+    /// As the control role does of pools that admit by working set.
+    Admit,
     /// As the control role does when it wants this bearer token.
     Want(&'static str),
     Refuse(u16, &'static str),
@@ -270,7 +274,7 @@ async fn sync(State(state): State<Arc<EnvoyState>>, headers: HeaderMap, body: By
         Behaviour::Refuse(status, body) => (StatusCode::from_u16(status).expect("a status"), body).into_response(),
         Behaviour::Say(text) => text.into_response(),
         Behaviour::Silence => std::future::pending().await,
-        Behaviour::Obey | Behaviour::Want(_) | Behaviour::Standby => {
+        Behaviour::Obey | Behaviour::Admit | Behaviour::Want(_) | Behaviour::Standby => {
             let request: SyncRequest = serde_json::from_slice(&body).expect("a snapshot");
             let mut answer = answer(&request);
             answer.counting_since_ms = Some(state.since_ms.load(Ordering::SeqCst));
@@ -279,6 +283,9 @@ async fn sync(State(state): State<Arc<EnvoyState>>, headers: HeaderMap, body: By
             if matches!(behaviour, Behaviour::Standby) {
                 answer.generation += 1;
                 answer.standby = true;
+            }
+            if matches!(behaviour, Behaviour::Admit) {
+                admit(&mut answer);
             }
             state.taken.lock().expect("a lock").push(request);
             axum::Json(answer).into_response()
@@ -297,6 +304,8 @@ fn answer(request: &SyncRequest) -> SyncAnswer {
         held_conversations: Some(2),
         recent_conversations: Some(2),
         recent_context_bytes: Some(80_000),
+        active_conversations: None,
+        active_context_tokens: None,
         requests: OutcomeCounts { placed: 3, ..OutcomeCounts::default() },
     };
     let pools = request.pools.iter().map(|pool| PoolAnswer {
@@ -308,6 +317,7 @@ fn answer(request: &SyncRequest) -> SyncAnswer {
         prompt_bytes: 0,
         repeated_bytes: 0,
         first_turns: 0,
+        admission: None,
         replicas: pool.replicas.iter().map(replica).collect(),
     });
     SyncAnswer {
@@ -330,6 +340,17 @@ pub(crate) fn binding(digest: u128, home: SocketAddr) -> Binding {
         bound_at_ms: u64::try_from(now.as_millis()).expect("milliseconds"),
         last_turn_s: u32::try_from(now.as_secs()).expect("seconds"),
         bytes: 1_000,
+    }
+}
+
+/// Two requests in line, and two active conversations of 10,000 tokens each at every replica, which have 1,000 more in common.
+fn admit(answer: &mut SyncAnswer) {
+    for pool in &mut answer.pools {
+        let by_reason = HeldCounts { no_room: 1, behind_others: 1, ..HeldCounts::default() };
+        pool.admission = Some(AdmissionAnswer { held: 2, oldest_held_ms: Some(1_500), by_reason, shared_tokens: 1_000 });
+        for replica in &mut pool.replicas {
+            (replica.active_conversations, replica.active_context_tokens) = (Some(2), Some(21_000));
+        }
     }
 }
 

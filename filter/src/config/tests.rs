@@ -87,7 +87,7 @@ fn admission_is_off_unless_it_is_asked_for() {
 fn a_refusal_names_the_key_and_what_it_may_be() {
     let cases = [
         (r#"{}"#, "role"),
-        (r#"{"role":"both"}"#, "role: unknown variant `both`, expected `route` or `control`"),
+        (r#"{"role":"both"}"#, "role: unknown variant `both`, expected one of `route`, `control`, `model`"),
         (r#"{"role":"route"}"#, "pools: name at least one"),
         (r#"{"role":"route","pols":[]}"#, "unknown field `pols`"),
         (r#"{"role":"route","pools":[{"cluster":"a","spil_margin":1}]}"#, "unknown field `spil_margin`"),

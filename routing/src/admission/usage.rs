@@ -29,9 +29,18 @@ struct RoomUse {
 impl<'a> Usage<'a> {
     /// What the active places use.
     pub(crate) fn of(terms: &Terms<'a>, set: &WorkingSet) -> Self {
+        Self::sum(terms, set.places.iter().filter(|place| terms.is_active(place)))
+    }
+
+    /// What those with a turn in flight use: the others may have ended.
+    pub(crate) fn of_running(terms: &Terms<'a>, set: &WorkingSet) -> Self {
+        Self::sum(terms, set.places.iter().filter(|place| place.in_flight > 0 && terms.is_active(place)))
+    }
+
+    fn sum<'p>(terms: &Terms<'a>, places: impl Iterator<Item = &'p Place>) -> Self {
         let rooms = vec![RoomUse::default(); terms.rooms.list().len()];
         let mut usage = Self { terms: *terms, rooms, most_left: 0, kept: None };
-        for place in set.places.iter().filter(|place| terms.is_active(place)) {
+        for place in places {
             usage.change(place.replica, |in_use, room| {
                 in_use.active = in_use.active.saturating_add(1);
                 in_use.tokens = in_use.tokens.saturating_add(terms.takes(room, place.tokens));

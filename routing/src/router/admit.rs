@@ -78,7 +78,7 @@ impl<H: Host> Router<H> {
             set.join(waiting);
             if pool.working_set.store(&self.host, &set)? {
                 pool.working_set.set_held(&self.host, set.waiting.len())?;
-                pool.count_admission(&self.host, AdmissionEvent::Held)?;
+                pool.count_admission(&self.host, AdmissionEvent::Held(waiting.reason))?;
                 let (host, set) = (self.host.clone(), Rc::clone(&pool.working_set));
                 return Ok(Some(Verdict::Hold(Held { host, set, waiting, has_left: Cell::new(false) })));
             }
@@ -257,11 +257,20 @@ impl<H: Host> Router<H> {
             // It waits with the new ones.
             waiting.order_ms = terms.order_ms(waiting.since_ms, false);
         }
-        let usage = terms.usage_before(set, waiting);
-        let fits = |replica: ReplicaId| {
-            if look == Look::Overdue { terms.rooms.room(replica).is_some() } else { usage.fits(replica, tokens) }
+        let is_room = |replica: ReplicaId| terms.rooms.room(replica).is_some();
+        let replica = if look == Look::Overdue {
+            self.at_home_or_best(pool, request, waiting, is_room)?
+        } else {
+            let usage = terms.usage_before(set, waiting);
+            // While nobody waits and there is room somewhere, a conversation that is quiet and may have ended sends no other away from where
+            // it would go.
+            let is_usual = set.waiting.is_empty() && usage.fits_somewhere(tokens);
+            let usual = if is_usual { self.at_home_or_best(pool, request, waiting, is_room)? } else { None };
+            match usual.filter(|usual| Usage::of_running(terms, set).fits(*usual, tokens)) {
+                Some(usual) => Some(usual),
+                None => self.at_home_or_best(pool, request, waiting, |replica| usage.fits(replica, tokens))?,
+            }
         };
-        let replica = self.at_home_or_best(pool, request, waiting, fits)?;
         let Some(replica) = replica else {
             let has_room = || Usage::of(terms, set).fits_somewhere(tokens);
             waiting.reason = lost.unwrap_or_else(|| if has_room() { Reason::BehindOthers } else { Reason::NoRoom });

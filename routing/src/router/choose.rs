@@ -131,7 +131,7 @@ impl<H: Host> Router<H> {
             if Some(member.replica.id) == preferred {
                 load = load.saturating_sub(pool.policy.margin(&member.figures));
             }
-            if !pool.has_room(member, line.context_kib, bytes) {
+            if self.settings.fit_margin > 0 && !pool.has_room(member, line.context_kib, bytes) {
                 load = load.saturating_add(self.settings.fit_margin);
             }
             let kv_usage = (member.figures.kv_usage * KV_STEPS) as u32;
