@@ -13,8 +13,8 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::affinity::{Batch, Place, Teller};
-use crate::config::EnvoyConfig;
-use crate::control_client::ControlClient;
+use crate::config::{ControlUrl, EnvoyConfig, EnvoyPlace};
+use crate::control_client::{self, ControlClient, ControlConnector};
 use crate::endpoint::whole_ms;
 use crate::fleet::{Envoy, Fleet, now_ms};
 use crate::http_client::Bearer;
@@ -40,7 +40,7 @@ const MAX_COMPLAINTS: usize = 16;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SyncFailure {
     /// Nothing answered.
-    #[error("it cannot be reached ({0}); is it running, and is envoys[].url its control listener?")]
+    #[error("it cannot be reached ({0}); is it running, and is envoys[].url or dns its control listener?")]
     Unreachable(String),
     /// The answer took too long.
     #[error("no answer within {} s; is its control listener overloaded?", SYNC_TIMEOUT.as_secs())]
@@ -57,7 +57,7 @@ pub enum SyncFailure {
     },
     /// It answered something else.
     #[error(
-        "its answer is not one of the filter's control role ({0}); is envoys[].url its control listener, and of the same version?"
+        "its answer is not one of the filter's control role ({0}); is envoys[].url or dns its control listener, and of the same version?"
     )]
     Answer(String),
     /// The snapshot is longer than the control listener reads.
@@ -69,6 +69,9 @@ pub enum SyncFailure {
 }
 
 impl SyncFailure {
+    /// Every reason.
+    pub(crate) const REASONS: [&'static str; 6] = ["unreachable", "timeout", "refused", "answer", "too_large", "token"];
+
     /// A short name, for a metric's label.
     pub fn reason(&self) -> &'static str {
         match self {
@@ -84,7 +87,7 @@ impl SyncFailure {
     fn refused(status: StatusCode, body: &[u8]) -> Self {
         let advice = match status.as_u16() {
             401 | 403 => "set envoys[].token or token_file to the control listener's token",
-            404 | 405 => "give envoys[].url the listener whose filter has `role: control`",
+            404 | 405 => "give envoys[].url or dns the listener whose filter has `role: control`",
             400 if body.windows(14).any(|part| part == b"older than the") => {
                 "another collector of the same start time pushes to it; restart one of them"
             }
@@ -99,20 +102,42 @@ impl SyncFailure {
     }
 }
 
+/// How the Envoys of one entry of the configuration are reached.
+#[derive(Clone, Debug)]
+pub(crate) struct Access {
+    connector: ControlConnector,
+    bearer: Bearer,
+}
+
+impl Access {
+    /// Reads the token and the certificates, if there are some.
+    pub(crate) fn new(config: &EnvoyConfig) -> anyhow::Result<Self> {
+        let context = || match &config.place {
+            EnvoyPlace::Url(url) => format!("envoy {url}"),
+            EnvoyPlace::Dns(dns) => format!("envoys at {dns}"),
+        };
+        let bearer = Bearer::read(config.token.as_ref()).map_err(anyhow::Error::msg).with_context(context)?;
+        let access = Self { connector: control_client::connector(config).with_context(context)?, bearer };
+        if let EnvoyPlace::Url(url) = &config.place {
+            // What is wrong with it shows at the start.
+            access.control(url).with_context(context)?;
+        }
+        Ok(access)
+    }
+
+    /// The way to one of them.
+    fn control(&self, url: &ControlUrl) -> anyhow::Result<Control> {
+        Ok(Control { client: ControlClient::new(url, &self.connector)?, bearer: self.bearer.clone() })
+    }
+}
+
 /// The way to one Envoy's control listener.
-pub(crate) struct Control {
+struct Control {
     client: ControlClient,
     bearer: Bearer,
 }
 
 impl Control {
-    /// Reads the token and the certificates, if there are some.
-    pub(crate) fn new(config: &EnvoyConfig) -> anyhow::Result<Self> {
-        let context = || format!("envoy {}", config.url);
-        let bearer = Bearer::read(config.token.as_ref()).map_err(anyhow::Error::msg).with_context(context)?;
-        Ok(Self { client: ControlClient::new(config).with_context(context)?, bearer })
-    }
-
     /// One exchange. After a 401 the token is read again, since a token file may have been changed.
     ///
     /// Returns the answer, and the bytes of both sides.
@@ -141,7 +166,7 @@ impl Control {
 /// The exchanges with one Envoy: what it has been sent, and what has been read of it.
 struct Session {
     fleet: Arc<Fleet>,
-    index: usize,
+    envoy: Arc<Envoy>,
     interval: Duration,
     /// When it began to count, which tells it from the one that was there before; nothing before the first answer.
     counting_since_ms: Option<Option<u64>>,
@@ -157,21 +182,17 @@ struct Session {
 }
 
 impl Session {
-    fn envoy(&self) -> &Envoy {
-        &self.fleet.envoys[self.index]
-    }
-
     /// What it is sent now: with the snapshot if that is due; without it, what others told of conversations.
     fn request(&self, sequence: u64, with_pools: bool, batch: &Batch) -> SyncRequest {
         let now = Instant::now();
-        let request = if with_pools { self.fleet.snapshot(self.index, sequence, now) } else { self.fleet.request(sequence) };
+        let request = if with_pools { self.fleet.snapshot(&self.envoy, sequence, now) } else { self.fleet.request(sequence) };
         SyncRequest {
             pause_ms: whole_ms(self.interval),
             bindings: Bindings(batch.bindings.clone()),
             handed_over: self
                 .counting_since_ms
                 .flatten()
-                .filter(|_| batch.place.is_handed_over() && self.fleet.has_read_others(self.index, now)),
+                .filter(|_| batch.place.is_handed_over() && self.fleet.has_read_others(&self.envoy, now)),
             journal: self.journal.clone(),
             recall: self.recall,
             ..request
@@ -183,7 +204,7 @@ impl Session {
         if self.standby || self.counting_since_ms.is_none() {
             return Batch { place: self.place, ..Batch::default() };
         }
-        self.fleet.affinity.batch(self.index, self.place)
+        self.fleet.affinity.batch(self.envoy.number, self.place)
     }
 
     /// Whether the next exchange should follow at once.
@@ -194,7 +215,7 @@ impl Session {
     fn answered(&mut self, request: &SyncRequest, batch: &Batch, mut answer: SyncAnswer, bytes: [u64; 2]) {
         let affinity = Arc::clone(&self.fleet.affinity);
         let told = std::mem::take(&mut answer.bindings).0;
-        affinity.learn(Teller::Envoy(self.index), &told, now_ms(), !answer.standby);
+        affinity.learn(Teller::Envoy(self.envoy.number), &told, now_ms(), !answer.standby);
         if let Some(idle_s) = answer.idle_s {
             affinity.hold_for(idle_s);
         }
@@ -213,13 +234,13 @@ impl Session {
         }
         if self.standby != answer.standby {
             let what = if answer.standby { "has a later collector: this one stands by" } else { "is told by this collector now" };
-            tracing::info!("envoy {} {what}", self.envoy().config.url);
+            tracing::info!("envoy {} {what}", self.envoy.url);
         }
         self.standby = answer.standby;
         let is_read = !self.more && self.recall.is_none();
-        let mut exchanges = self.fleet.envoys[self.index].exchanges();
+        let mut exchanges = self.envoy.exchanges();
         if exchanges.answer.is_none() || exchanges.problem.is_some() {
-            tracing::info!("envoy {} {}", self.envoy().config.url, if answer.standby { "answers" } else { "takes snapshots" });
+            tracing::info!("envoy {} {}", self.envoy.url, if answer.standby { "answers" } else { "takes snapshots" });
         }
         exchanges.answered += 1;
         exchanges.answered_at = Some(Instant::now());
@@ -236,19 +257,19 @@ impl Session {
         exchanges.answer = Some(answer);
         exchanges.problem = None;
         drop(exchanges);
-        let differs = key_differs(&self.fleet, self.envoy());
+        let differs = key_differs(&self.fleet, &self.envoy);
         self.complaints.retain(|complaint| differs && complaint == OTHER_KEY);
         if differs && self.complaints.insert(OTHER_KEY.to_owned()) {
-            tracing::warn!("envoy {}: {OTHER_KEY}", self.envoy().config.url);
+            tracing::warn!("envoy {}: {OTHER_KEY}", self.envoy.url);
         }
     }
 
     fn failed(&mut self, failure: &SyncFailure) {
         let text = failure.to_string();
         if self.complaints.len() < MAX_COMPLAINTS && self.complaints.insert(text.clone()) {
-            tracing::warn!("envoy {}: {text}", self.envoy().config.url);
+            tracing::warn!("envoy {}: {text}", self.envoy.url);
         }
-        let mut exchanges = self.envoy().exchanges();
+        let mut exchanges = self.envoy.exchanges();
         exchanges.failed += 1;
         exchanges.is_read = false;
         exchanges.problem = Some(text);
@@ -280,18 +301,22 @@ pub(crate) fn key_differs(fleet: &Fleet, envoy: &Envoy) -> bool {
     own.is_some() && own != fleet.key_check()
 }
 
-/// Pushes snapshots to the Envoy at `index` of the fleet for ever, one every `interval`, and between them what others told of
+/// Pushes snapshots to an Envoy of the fleet for ever, one every `interval`, and between them what others told of
 /// conversations.
 ///
 /// It begins when every source of endpoints was asked and every endpoint was polled once, or a collector that restarts would tell a running Envoy that all replicas are down.
-/// An Envoy that restarted is handed everything over that is known of conversations.
-pub(crate) async fn run(fleet: Arc<Fleet>, index: usize, mut control: Control, interval: Duration, telemetry: Arc<Telemetry>) {
-    let telemetry = telemetry.envoy(&fleet.envoys[index].config.url.to_string());
+/// An Envoy that is new or restarted is handed everything over that is known of conversations.
+pub(crate) async fn run(fleet: Arc<Fleet>, envoy: Arc<Envoy>, access: Access, interval: Duration, telemetry: Arc<Telemetry>) {
+    let telemetry = telemetry.envoy(&envoy.url.to_string());
+    let mut control = match access.control(&envoy.url) {
+        Ok(control) => control,
+        Err(error) => return tracing::error!("envoy {}: {error:#}", envoy.url),
+    };
     fleet.settled().await;
     let mut changes = fleet.affinity.watch();
     let mut session = Session {
         fleet,
-        index,
+        envoy,
         interval,
         counting_since_ms: None,
         place: Place::default(),
