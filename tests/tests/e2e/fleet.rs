@@ -6,6 +6,7 @@ use anyhow::{Context, Result};
 use homing_tests::fleet::{Agents, Ended, stayed, turn};
 use homing_tests::{eventually, tools};
 use reqwest::Client;
+use serde_json::json;
 use tokio::time::{Instant, sleep};
 use xtask::fleet::{FleetOptions, FleetStack};
 use xtask::stack::StackOptions;
@@ -14,7 +15,9 @@ const SECOND: Duration = Duration::from_secs(1);
 
 async fn fleet(envoys: usize, collectors: usize, redis: bool) -> Result<FleetStack> {
     let replica_args = ["--speed", "20"].map(str::to_owned).to_vec();
-    let stack = StackOptions { concurrency: 1, replica_args, ..StackOptions::default() };
+    // Nothing spills: a turn that leaves its home leaves it because the Envoys do not agree.
+    let pool = json!({ "spill_threshold": 64 });
+    let stack = StackOptions { concurrency: 1, replica_args, pool, ..StackOptions::default() };
     FleetStack::start(tools(), &FleetOptions { stack, envoys, collectors, redis }).await
 }
 
@@ -31,7 +34,7 @@ async fn agreement(fleet: &FleetStack, from: usize, to: usize, conversation: &st
     // A call that generates nothing follows a home and makes none.
     eventually("agreement", async || {
         let url = format!("http://{}/v1/messages/count_tokens", fleet.proxies[to].proxy);
-        let body = serde_json::json!({ "model": xtask::stack::MODEL, "messages": [{ "role": "user", "content": "hello" }] });
+        let body = json!({ "model": xtask::stack::MODEL, "messages": [{ "role": "user", "content": "hello" }] });
         let answer = client.post(url).header("x-session-id", conversation).json(&body).send().await?;
         let seen = homing_tests::Turn::of(&answer);
         Ok(seen.outcome == "sticky" && seen.replica == home)
