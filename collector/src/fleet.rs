@@ -42,7 +42,7 @@ pub struct Fleet {
     pub store: Option<Arc<StoreLink>>,
     /// When this collector started.
     started: Instant,
-    /// Told when endpoints came, went or were polled for the first time.
+    /// Told when endpoints came or went, or when the state of one became known.
     changes: watch::Sender<()>,
 }
 
@@ -97,12 +97,12 @@ impl Fleet {
         }
     }
 
-    /// Notes that endpoints came, went or were polled for the first time.
+    /// Notes that endpoints came or went, or that the state of one became known.
     pub(crate) fn changed(&self) {
         self.changes.send_replace(());
     }
 
-    /// Waits until every source of endpoints was asked and every endpoint was polled once. What is known before says that replicas
+    /// Waits until every source of endpoints was asked and every endpoint's state is known. What is known before says that replicas
     /// are down or gone which were only not asked yet.
     pub(crate) async fn settled(&self) {
         // The sender is this fleet's own, so it is not closed while this waits.

@@ -152,6 +152,8 @@ struct Session {
     recall: Option<u32>,
     /// Whether there is more of its journal.
     more: bool,
+    /// Whether there is more of what others told than it has been sent.
+    behind: bool,
     standby: bool,
     complaints: HashSet<String>,
 }
@@ -161,8 +163,9 @@ impl Session {
         &self.fleet.envoys[self.index]
     }
 
-    /// What it is sent now: with the snapshot if that is due; without it, what others told of conversations.
-    fn request(&self, sequence: u64, with_pools: bool, batch: &Batch) -> SyncRequest {
+    /// What it is sent now: with the snapshot if that is due; without it, what others told of conversations. The batch is the last part of
+    /// a hand-over if everybody else had been read before it was taken, and it has all of that.
+    fn request(&self, sequence: u64, with_pools: bool, batch: &Batch, has_read_others: bool) -> SyncRequest {
         let now = Instant::now();
         let request = if with_pools { self.fleet.snapshot(self.index, sequence, now) } else { self.fleet.request(sequence) };
         SyncRequest {
@@ -171,7 +174,7 @@ impl Session {
             handed_over: self
                 .counting_since_ms
                 .flatten()
-                .filter(|_| batch.place.is_handed_over() && self.fleet.has_read_others(self.index, now)),
+                .filter(|_| has_read_others && batch.place.is_handed_over() && !batch.more),
             journal: self.journal.clone(),
             recall: self.recall,
             ..request
@@ -188,18 +191,20 @@ impl Session {
 
     /// Whether the next exchange should follow at once.
     fn has_backlog(&self) -> bool {
-        self.more || self.recall.is_some() || (!self.standby && !self.place.is_handed_over())
+        self.more || self.behind || self.recall.is_some() || (!self.standby && !self.place.is_handed_over())
     }
 
     fn answered(&mut self, request: &SyncRequest, batch: &Batch, mut answer: SyncAnswer, bytes: [u64; 2]) {
         let affinity = Arc::clone(&self.fleet.affinity);
-        let told = std::mem::take(&mut answer.bindings).0;
-        affinity.learn(Teller::Envoy(self.index), &told, now_ms(), !answer.standby);
+        // Before what it tells is taken in, of which nothing that it still holds may be left out.
         if let Some(idle_s) = answer.idle_s {
             affinity.hold_for(idle_s);
         }
+        let told = std::mem::take(&mut answer.bindings).0;
+        affinity.learn(Teller::Envoy(self.index), &told, now_ms(), !answer.standby);
         self.journal = std::mem::take(&mut answer.journal);
         self.more = answer.more;
+        self.behind = batch.more && !answer.standby;
         // What was overwritten in its journal is in its table.
         self.recall = if answer.missed { Some(0) } else { answer.recall };
         if self.counting_since_ms != Some(answer.counting_since_ms) {
@@ -210,6 +215,7 @@ impl Session {
         }
         if self.standby && !answer.standby {
             self.place = affinity.from_takeover();
+            affinity.tell_store();
         }
         if self.standby != answer.standby {
             let what = if answer.standby { "has a later collector: this one stands by" } else { "is told by this collector now" };
@@ -283,7 +289,8 @@ pub(crate) fn key_differs(fleet: &Fleet, envoy: &Envoy) -> bool {
 /// Pushes snapshots to the Envoy at `index` of the fleet for ever, one every `interval`, and between them what others told of
 /// conversations.
 ///
-/// It begins when every source of endpoints was asked and every endpoint was polled once, or a collector that restarts would tell a running Envoy that all replicas are down.
+/// It begins when every source of endpoints was asked and every endpoint's state is known, or a collector that restarts would tell a
+/// running Envoy that replicas are down.
 /// An Envoy that restarted is handed everything over that is known of conversations.
 pub(crate) async fn run(fleet: Arc<Fleet>, index: usize, mut control: Control, interval: Duration, telemetry: Arc<Telemetry>) {
     let telemetry = telemetry.envoy(&fleet.envoys[index].config.url.to_string());
@@ -298,6 +305,7 @@ pub(crate) async fn run(fleet: Arc<Fleet>, index: usize, mut control: Control, i
         journal: Vec::new(),
         recall: None,
         more: false,
+        behind: false,
         standby: false,
         complaints: HashSet::new(),
     };
@@ -306,8 +314,9 @@ pub(crate) async fn run(fleet: Arc<Fleet>, index: usize, mut control: Control, i
     for sequence in 1.. {
         let started = Instant::now();
         let with_pools = started >= snapshot_due;
+        let has_read_others = session.fleet.has_read_others(index, started);
         let batch = session.batch();
-        let request = session.request(sequence, with_pools, &batch);
+        let request = session.request(sequence, with_pools, &batch, has_read_others);
         let result = control.exchange(&request).await;
         telemetry.exchanged(result.as_ref().err());
         match result {

@@ -191,6 +191,25 @@ async fn an_envoy_that_restarts_is_handed_over_what_the_others_told() {
 }
 
 #[tokio::test]
+async fn an_envoy_is_ready_only_with_what_the_collector_read_of_others_meanwhile() {
+    let replica = replica().await;
+    let all = [FakeEnvoy::start(Behaviour::Obey).await, FakeEnvoy::start(Behaviour::Obey).await];
+    // More than one exchange carries, and told with the first answer: the hand-over of what was known before is empty.
+    let told: Vec<_> = (0..10_000).map(|n| binding(n, replica.address())).collect();
+    all[0].state.tell(&told);
+    let urls = all.each_ref().map(|envoy| format!("url: '{}'", envoy.url()));
+    let collector = run(&config(&[replica.address()], &envoys(&urls.each_ref().map(String::as_str)))).await;
+    let hands_over = |request: &SyncRequest| request.handed_over.is_some();
+    collector.until("a hand-over", |_| all[1].state.taken().iter().any(hands_over)).await;
+    let taken = all[1].state.taken();
+    let until = taken.iter().position(hands_over).expect("a hand-over");
+    let mut got: Vec<_> = taken[..=until].iter().flat_map(|request| &request.bindings.0).map(|told| told.conversation).collect();
+    got.sort_unstable();
+    got.dedup();
+    assert_eq!(got.len(), told.len());
+}
+
+#[tokio::test]
 async fn each_envoy_learns_what_the_others_have_in_flight() {
     let replica = replica().await;
     let mut all = Vec::new();
