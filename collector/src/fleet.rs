@@ -164,17 +164,16 @@ impl Fleet {
         is_late || (read && self.affinity.is_loaded())
     }
 
-    /// The `hash_key` that most Envoys have, by its check; none as long as none says.
-    pub fn key_check(&self) -> Option<String> {
-        let mut counts: Vec<(String, usize)> = Vec::new();
-        for check in self.envoys.iter().filter_map(|envoy| envoy.exchanges().answer.as_ref()?.key_check.clone()) {
-            match counts.iter_mut().find(|(known, _)| *known == check) {
+    /// What most Envoys answer, of those that say it; of as many, what the first in the configuration answers.
+    pub(crate) fn of_most<T: PartialEq>(&self, said: impl Fn(&SyncAnswer) -> Option<T>) -> Option<T> {
+        let mut counts: Vec<(T, usize)> = Vec::new();
+        for value in self.envoys.iter().filter_map(|envoy| said(envoy.exchanges().answer.as_ref()?)) {
+            match counts.iter_mut().find(|(known, _)| *known == value) {
                 Some((_, count)) => *count += 1,
-                None => counts.push((check, 1)),
+                None => counts.push((value, 1)),
             }
         }
-        // Of as many, the one that comes first in the configuration.
-        counts.into_iter().rev().max_by_key(|(_, count)| *count).map(|(check, _)| check)
+        counts.into_iter().rev().max_by_key(|(_, count)| *count).map(|(value, _)| value)
     }
 
     /// What the engines have read and the Envoys have sent them.

@@ -242,10 +242,10 @@ impl Session {
         exchanges.answer = Some(answer);
         exchanges.problem = None;
         drop(exchanges);
-        let differs = key_differs(&self.fleet, self.envoy());
-        self.complaints.retain(|complaint| differs && complaint == OTHER_KEY);
-        if differs && self.complaints.insert(OTHER_KEY.to_owned()) {
-            tracing::warn!("envoy {}: {OTHER_KEY}", self.envoy().config.url);
+        let problem = differs(&self.fleet, self.envoy());
+        self.complaints.retain(|complaint| problem == Some(complaint));
+        if let Some(problem) = problem.filter(|problem| self.complaints.insert((*problem).to_owned())) {
+            tracing::warn!("envoy {}: {problem}", self.envoy().config.url);
         }
     }
 
@@ -276,14 +276,22 @@ impl Session {
     }
 }
 
-/// What is wrong with an Envoy that names conversations with another key.
-pub(crate) const OTHER_KEY: &str = "its hash_key is another than the other Envoys': it will never agree with them on a conversation's home; \
-     give every Envoy the same hash_key";
-
-/// Whether an Envoy names conversations with another key than most.
-pub(crate) fn key_differs(fleet: &Fleet, envoy: &Envoy) -> bool {
-    let own = envoy.exchanges().answer.as_ref().and_then(|answer| answer.key_check.clone());
-    own.is_some() && own != fleet.key_check()
+/// What is wrong with an Envoy that is set up otherwise than most, so that it does not agree with them.
+pub(crate) fn differs(fleet: &Fleet, envoy: &Envoy) -> Option<&'static str> {
+    let answer = envoy.exchanges().answer.clone()?;
+    if answer.key_check.is_some() && answer.key_check != fleet.of_most(|answer| answer.key_check.clone()) {
+        return Some(
+            "its hash_key is another than the other Envoys': it will never agree with them on a conversation's home; give every Envoy the \
+             same hash_key",
+        );
+    }
+    if answer.idle_s.is_some() && answer.idle_s != fleet.of_most(|answer| answer.idle_s) {
+        return Some(
+            "its idle_timeout is another than the other Envoys': conversations that pause have a home there and none elsewhere, or the \
+             other way round; give every Envoy the same idle_timeout",
+        );
+    }
+    None
 }
 
 /// Pushes snapshots to the Envoy at `index` of the fleet for ever, one every `interval`, and between them what others told of

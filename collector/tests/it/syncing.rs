@@ -231,12 +231,12 @@ async fn each_envoy_learns_what_the_others_have_in_flight() {
 }
 
 #[tokio::test]
-async fn an_envoy_that_names_conversations_with_another_key_is_named() {
+async fn an_envoy_that_is_set_up_otherwise_than_most_is_named_with_what_to_do() {
     let replica = replica().await;
     let mut all = Vec::new();
-    for check in ["1", "2", "1"] {
+    for (check, idle_s) in [("1", 600), ("2", 600), ("1", 600), ("1", 3_600)] {
         let envoy = FakeEnvoy::start(Behaviour::Obey).await;
-        envoy.state.set_key_check(check);
+        envoy.state.set_up_with(check, idle_s);
         all.push(envoy);
     }
     let urls: Vec<_> = all.iter().map(|envoy| format!("url: '{}'", envoy.url())).collect();
@@ -244,6 +244,7 @@ async fn an_envoy_that_names_conversations_with_another_key_is_named() {
     let collector = run(&config(&[replica.address()], &envoys(&urls))).await;
     let seen = collector.until_envoy(1, "another key", |envoy| says(&envoy["problem"], "give every Envoy the same hash_key")).await;
     assert_eq!(seen["connected"], true);
+    collector.until_envoy(3, "another time", |envoy| says(&envoy["problem"], "give every Envoy the same idle_timeout")).await;
     let status = collector.status().await;
     assert!(status["envoys"][0]["problem"].is_null() && status["envoys"][2]["problem"].is_null(), "{status:#}");
 }

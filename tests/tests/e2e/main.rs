@@ -15,4 +15,5 @@ mod identity;
 mod kubernetes;
 mod models;
 mod routing;
+mod store;
 mod tls;
