@@ -17,6 +17,7 @@ function show(state) {
   for (const pool of state.pools) pools.get(pool.cluster).show(pool, state.generation);
   showNavigation(state.pools);
   showEnvoys(state.envoys, state.envoy_sources);
+  showHomes(state.affinity);
   const { drain_file_problem: problem } = state;
   text(by('drain-file'), problem === null ? '' : `The drain file cannot be used: ${problem}. What it said last holds.`);
   by('drain-file').hidden = problem === null;
@@ -33,10 +34,11 @@ function showNavigation(list) {
   });
 }
 
-const ENVOY_STATES = { connected: 'ready', 'not connected': 'down', 'not asked yet': 'unknown' };
+const ENVOY_STATES = { connected: 'ready', standby: 'asleep', 'not connected': 'down', 'not asked yet': 'unknown' };
 
-function conditionOf({ connected, answered, failed }) {
-  if (connected) return 'connected';
+/** One that hears another collector is well: this one stands by. */
+function conditionOf({ connected, standby, answered, failed }) {
+  if (connected) return standby ? 'standby' : 'connected';
   return answered + failed > 0 ? 'not connected' : 'not asked yet';
 }
 
@@ -65,6 +67,15 @@ function showEnvoys(list, sources) {
   }
 }
 
+/** What is known of conversations' homes, and the store that keeps them too. */
+function showHomes({ conversations, store }) {
+  const section = by('envoys');
+  const kept = store?.up ? `, kept in ${store.url} too` : '';
+  text(section.querySelector('[data-f=homes]'), `${plural(conversations, 'home')} of conversations known${kept}`);
+  const why = store?.problem ? `: ${store.problem}` : ' yet';
+  text(section.querySelector('[data-f=store]'), store === null || store.up ? '' : `Homes are not kept in ${store.url}${why}. Envoys agree without it.`);
+}
+
 /** Tells what came or went, once; figures are not read out. What a collector that just started has not asked yet did not change. */
 function announce(state) {
   const now = new Map();
@@ -80,7 +91,8 @@ function announce(state) {
   if (changed.length > 0) text(by('announcer'), changed.map(([name, condition]) => `${name} is ${condition}`).join('. '));
   conditions = now;
   const failing = [...state.envoy_sources, ...state.pools.flatMap(({ sources }) => sources)].filter(({ problem }) => problem).length;
-  const wrong = failing + (state.drain_file_problem === null ? 0 : 1) + [...now.values()].filter((condition) => condition === 'down' || condition === 'not connected').length;
+  const others = [state.drain_file_problem, state.affinity.store?.problem ?? null].filter((problem) => problem !== null).length;
+  const wrong = failing + others + [...now.values()].filter((condition) => condition === 'down' || condition === 'not connected').length;
   document.title = wrong > 0 ? `(${wrong}) Homing` : 'Homing';
 }
 

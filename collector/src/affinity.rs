@@ -20,7 +20,7 @@ use crate::fleet::lock;
 /// The most bindings that are kept, about 130 MB; of more the ones that changed the longest ago are forgotten.
 const MAX_KNOWN: usize = 1 << 20;
 
-/// Until an Envoy says how long it holds conversations.
+/// What the store is told until an Envoy says how long it holds conversations.
 const IDLE_S: u32 = 600;
 
 /// Changes that an Envoy is sent first when this collector takes over from another: of those it may not have heard.
@@ -53,7 +53,8 @@ struct Known {
     /// Which conversation each change was of; each stands here once, with its last change.
     by_change: BTreeMap<u64, u128>,
     last_change: u64,
-    idle_s: u32,
+    /// Nothing until an Envoy says it: what the store has is all taken until then.
+    idle_s: Option<u32>,
     /// How many may be kept.
     most: usize,
 }
@@ -63,6 +64,8 @@ struct Held {
     binding: Binding,
     change: u64,
     teller: Teller,
+    /// Whether the store has it, or it is on its way there.
+    stored: bool,
 }
 
 /// Up to where an Envoy has been sent bindings.
@@ -94,7 +97,7 @@ impl Affinity {
     }
 
     fn bounded(with_store: bool, most: usize) -> Self {
-        let known = Known { by_digest: BTreeMap::new(), by_change: BTreeMap::new(), last_change: 0, idle_s: IDLE_S, most };
+        let known = Known { by_digest: BTreeMap::new(), by_change: BTreeMap::new(), last_change: 0, idle_s: None, most };
         Self {
             known: Mutex::new(known),
             changes: watch::Sender::new(0),
@@ -128,7 +131,7 @@ impl Affinity {
 
     /// After how many seconds without a turn a conversation is forgotten.
     pub fn idle_s(&self) -> u32 {
-        self.known().idle_s
+        self.known().idle_s.unwrap_or(IDLE_S)
     }
 
     /// Takes in what was told, at `now_ms` since 1970; the store hears of it too if this collector is the one to tell it.
@@ -142,14 +145,19 @@ impl Affinity {
         let outbox = self.outbox.as_ref().filter(|_| tells_store);
         let before = known.last_change;
         for binding in told {
-            let news = known.learn(teller, binding.clamped(now_ms), now_ms);
+            let binding = binding.clamped(now_ms);
+            let news = known.learn(teller, binding, now_ms);
+            let Some(now) = news.now else { continue };
+            let has_it = teller == Teller::Store && now == binding;
             // What the store has is told to it again where another binding wins: its own writers may have come in another order.
-            let is_news = match teller {
-                Teller::Envoy(_) => news.changed,
-                Teller::Store => news.now.is_some_and(|now| now != binding.clamped(now_ms)),
-            };
-            if let (Some(outbox), Some(now)) = (outbox.filter(|_| is_news), news.now) {
+            let outbox = outbox.filter(|_| !has_it && (teller == Teller::Store || news.changed));
+            if let Some(outbox) = outbox {
                 outbox.put(now);
+            }
+            if (has_it || outbox.is_some())
+                && let Some(held) = known.by_digest.get_mut(&now.conversation.0)
+            {
+                held.stored = true;
             }
         }
         let last_change = known.last_change;
@@ -159,12 +167,19 @@ impl Affinity {
         }
     }
 
+    /// Tells the store what it has not been told: what was learned while that was another collector's part, which has not done it.
+    pub fn tell_store(&self) {
+        let Some(outbox) = &self.outbox else { return };
+        for held in self.known().by_digest.values_mut().filter(|held| !held.stored) {
+            outbox.put(held.binding);
+            held.stored = true;
+        }
+    }
+
     /// Notes how long an Envoy holds conversations; of several the longest time counts.
     pub fn hold_for(&self, idle_s: u32) {
         let mut known = self.known();
-        if known.idle_s < idle_s {
-            known.idle_s = idle_s;
-        }
+        known.idle_s = known.idle_s.max(Some(idle_s));
     }
 
     /// Forgets what is idle.
@@ -256,13 +271,13 @@ impl Known {
         self.last_change += 1;
         // Whoever told less than this is told the whole again.
         let teller = if binding == told { teller } else { Teller::Store };
-        self.by_digest.insert(digest, Held { binding, change: self.last_change, teller });
+        self.by_digest.insert(digest, Held { binding, change: self.last_change, teller, stored: false });
         self.by_change.insert(self.last_change, digest);
         News { changed: true, now: Some(binding) }
     }
 
     fn is_idle(&self, binding: &Binding, now_ms: u64) -> bool {
-        (now_ms / 1000).saturating_sub(binding.last_turn_s.into()) > self.idle_s.into()
+        self.idle_s.is_some_and(|idle_s| (now_ms / 1000).saturating_sub(binding.last_turn_s.into()) > idle_s.into())
     }
 
     fn forget_idle(&mut self, now_ms: u64) {
@@ -347,6 +362,7 @@ mod tests {
     #[test]
     fn what_is_idle_or_too_much_is_forgotten() {
         let affinity = Affinity::bounded(false, 2);
+        affinity.hold_for(600);
         learn(&affinity, 0, &[binding(1, 1, 601_000), binding(2, 1, 0), binding(3, 1, 0), binding(4, 1, 0)]);
         assert_eq!(homes(&affinity.batch(1, Place::default())), [(3, 1), (4, 1)]);
         affinity.forget_idle(NOW_MS + 602_000);
@@ -354,6 +370,17 @@ mod tests {
         affinity.hold_for(3_600);
         learn(&affinity, 0, &[binding(1, 1, 601_000)]);
         assert_eq!(affinity.count(), 1);
+    }
+
+    #[test]
+    fn until_an_envoy_says_how_long_it_holds_conversations_all_that_the_store_has_is_taken() {
+        let affinity = Affinity::new(true);
+        affinity.learn(Teller::Store, &[binding(1, 1, 3_000_000), binding(2, 1, 4_000_000)], NOW_MS, true);
+        affinity.forget_idle(NOW_MS);
+        assert_eq!(affinity.count(), 2);
+        affinity.hold_for(3_600);
+        affinity.forget_idle(NOW_MS);
+        assert_eq!(affinity.all(), [binding(1, 1, 3_000_000)]);
     }
 
     #[test]
@@ -368,6 +395,19 @@ mod tests {
         assert_eq!(outbox.take(10), [binding(1, 5, 0)], "its own is the earlier one");
         affinity.learn(Teller::Envoy(0), &[binding(3, 5, 0)], NOW_MS, false);
         assert_eq!(outbox.take(10), [], "another collector tells it");
+    }
+
+    #[test]
+    fn a_collector_that_takes_over_tells_the_store_what_the_other_one_has_not() {
+        let affinity = Affinity::new(true);
+        let outbox = affinity.outbox.as_ref().expect("an outbox");
+        affinity.learn(Teller::Envoy(0), &[binding(1, 5, 0), binding(2, 5, 0), binding(3, 5, 0)], NOW_MS, false);
+        // The other collector wrote these before it died, the second one as it was before.
+        affinity.learn(Teller::Store, &[binding(1, 5, 0), binding(2, 6, 9)], NOW_MS, false);
+        affinity.tell_store();
+        assert_eq!(outbox.take(10), [binding(2, 5, 0), binding(3, 5, 0)]);
+        affinity.tell_store();
+        assert_eq!(outbox.take(10), []);
     }
 
     /// Something that happens between a collector and its Envoys.

@@ -13,7 +13,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use homing_routing::estimate::Totals;
 use homing_routing::replica::ReplicaName;
-use homing_routing::sync::{Peers, PoolReport, SYNC_VERSION, SyncRequest};
+use homing_routing::sync::{Peers, PoolReport, SYNC_VERSION, SyncAnswer, SyncRequest};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -49,7 +49,7 @@ pub struct Fleet {
     pub store: Option<Arc<StoreLink>>,
     /// When this collector started.
     started: Instant,
-    /// Told when endpoints came, went or were polled for the first time.
+    /// Told when endpoints came or went, or when the state of one became known.
     changes: watch::Sender<()>,
 }
 
@@ -97,12 +97,12 @@ impl Fleet {
         self.envoys.reconcile()
     }
 
-    /// Notes that endpoints came, went or were polled for the first time.
+    /// Notes that endpoints came or went, or that the state of one became known.
     pub(crate) fn changed(&self) {
         self.changes.send_replace(());
     }
 
-    /// Waits until every source of endpoints was asked and every endpoint was polled once. What is known before says that replicas
+    /// Waits until every source of endpoints was asked and every endpoint's state is known. What is known before says that replicas
     /// are down or gone which were only not asked yet.
     pub(crate) async fn settled(&self) {
         // The sender is this fleet's own, so it is not closed while this waits.
@@ -166,17 +166,16 @@ impl Fleet {
         is_late || (read && self.envoys.all_asked() && self.affinity.is_loaded())
     }
 
-    /// The `hash_key` that most Envoys have, by its check; none as long as none says.
-    pub fn key_check(&self) -> Option<String> {
-        let mut counts: Vec<(String, usize)> = Vec::new();
-        for check in self.envoys().iter().filter_map(|envoy| envoy.exchanges().answer.as_ref()?.key_check.clone()) {
-            match counts.iter_mut().find(|(known, _)| *known == check) {
+    /// What most Envoys answer, of those that say it; of as many, what the first in the configuration answers.
+    pub(crate) fn of_most<T: PartialEq>(&self, said: impl Fn(&SyncAnswer) -> Option<T>) -> Option<T> {
+        let mut counts: Vec<(T, usize)> = Vec::new();
+        for value in self.envoys().iter().filter_map(|envoy| said(envoy.exchanges().answer.as_ref()?)) {
+            match counts.iter_mut().find(|(known, _)| *known == value) {
                 Some((_, count)) => *count += 1,
-                None => counts.push((check, 1)),
+                None => counts.push((value, 1)),
             }
         }
-        // Of as many, the one that comes first in the configuration.
-        counts.into_iter().rev().max_by_key(|(_, count)| *count).map(|(check, _)| check)
+        counts.into_iter().rev().max_by_key(|(_, count)| *count).map(|(value, _)| value)
     }
 
     /// What the engines have read and the Envoys have sent them, and which Envoys these are.

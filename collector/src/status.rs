@@ -14,7 +14,7 @@ use crate::drain::DrainedBy;
 use crate::endpoint::{Replica, whole_ms};
 use crate::fleet::{Envoy, Fleet, Pool, Source};
 use crate::history::{History, Hour};
-use crate::sync::{OTHER_KEY, key_differs};
+use crate::sync::differs;
 use crate::vllm::Missing;
 
 /// How long ago an Envoy's last answer may be for it to count as connected.
@@ -322,7 +322,7 @@ impl AffinityStatus {
 
 impl EnvoyStatus {
     fn of(fleet: &Fleet, envoy: &Envoy, now: Instant) -> Self {
-        let other_key = key_differs(fleet, envoy).then(|| OTHER_KEY.to_owned());
+        let differs = differs(fleet, envoy).map(str::to_owned);
         let exchanges = envoy.exchanges().clone();
         let age = exchanges.answered_at.map(|at| now.duration_since(at));
         let answer = exchanges.answer.unwrap_or_default();
@@ -335,7 +335,7 @@ impl EnvoyStatus {
             answered: exchanges.answered,
             failed: exchanges.failed,
             answer_age_ms: age.map(whole_ms),
-            problem: exchanges.problem.or(other_key),
+            problem: exchanges.problem.or(differs),
             bindings: exchanges.bindings,
             bindings_sent: exchanges.bindings_sent,
             sync_bytes: exchanges.bytes,

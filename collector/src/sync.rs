@@ -177,13 +177,16 @@ struct Session {
     recall: Option<u32>,
     /// Whether there is more of its journal.
     more: bool,
+    /// Whether there is more of what others told than it has been sent.
+    behind: bool,
     standby: bool,
     complaints: HashSet<String>,
 }
 
 impl Session {
-    /// What it is sent now: with the snapshot if that is due; without it, what others told of conversations.
-    fn request(&self, sequence: u64, with_pools: bool, batch: &Batch) -> SyncRequest {
+    /// What it is sent now: with the snapshot if that is due; without it, what others told of conversations. The batch is the last part of
+    /// a hand-over if everybody else had been read before it was taken, and it has all of that.
+    fn request(&self, sequence: u64, with_pools: bool, batch: &Batch, has_read_others: bool) -> SyncRequest {
         let now = Instant::now();
         let request = if with_pools { self.fleet.snapshot(&self.envoy, sequence, now) } else { self.fleet.request(sequence) };
         SyncRequest {
@@ -192,7 +195,7 @@ impl Session {
             handed_over: self
                 .counting_since_ms
                 .flatten()
-                .filter(|_| batch.place.is_handed_over() && self.fleet.has_read_others(&self.envoy, now)),
+                .filter(|_| has_read_others && batch.place.is_handed_over() && !batch.more),
             journal: self.journal.clone(),
             recall: self.recall,
             ..request
@@ -209,18 +212,20 @@ impl Session {
 
     /// Whether the next exchange should follow at once.
     fn has_backlog(&self) -> bool {
-        self.more || self.recall.is_some() || (!self.standby && !self.place.is_handed_over())
+        self.more || self.behind || self.recall.is_some() || (!self.standby && !self.place.is_handed_over())
     }
 
     fn answered(&mut self, request: &SyncRequest, batch: &Batch, mut answer: SyncAnswer, bytes: [u64; 2]) {
         let affinity = Arc::clone(&self.fleet.affinity);
-        let told = std::mem::take(&mut answer.bindings).0;
-        affinity.learn(Teller::Envoy(self.envoy.number), &told, now_ms(), !answer.standby);
+        // Before what it tells is taken in, of which nothing that it still holds may be left out.
         if let Some(idle_s) = answer.idle_s {
             affinity.hold_for(idle_s);
         }
+        let told = std::mem::take(&mut answer.bindings).0;
+        affinity.learn(Teller::Envoy(self.envoy.number), &told, now_ms(), !answer.standby);
         self.journal = std::mem::take(&mut answer.journal);
         self.more = answer.more;
+        self.behind = batch.more && !answer.standby;
         // What was overwritten in its journal is in its table.
         self.recall = if answer.missed { Some(0) } else { answer.recall };
         if self.counting_since_ms != Some(answer.counting_since_ms) {
@@ -231,6 +236,7 @@ impl Session {
         }
         if self.standby && !answer.standby {
             self.place = affinity.from_takeover();
+            affinity.tell_store();
         }
         if self.standby != answer.standby {
             let what = if answer.standby { "has a later collector: this one stands by" } else { "is told by this collector now" };
@@ -257,10 +263,10 @@ impl Session {
         exchanges.answer = Some(answer);
         exchanges.problem = None;
         drop(exchanges);
-        let differs = key_differs(&self.fleet, &self.envoy);
-        self.complaints.retain(|complaint| differs && complaint == OTHER_KEY);
-        if differs && self.complaints.insert(OTHER_KEY.to_owned()) {
-            tracing::warn!("envoy {}: {OTHER_KEY}", self.envoy.url);
+        let problem = differs(&self.fleet, &self.envoy);
+        self.complaints.retain(|complaint| problem == Some(complaint));
+        if let Some(problem) = problem.filter(|problem| self.complaints.insert((*problem).to_owned())) {
+            tracing::warn!("envoy {}: {problem}", self.envoy.url);
         }
     }
 
@@ -291,20 +297,29 @@ impl Session {
     }
 }
 
-/// What is wrong with an Envoy that names conversations with another key.
-pub(crate) const OTHER_KEY: &str = "its hash_key is another than the other Envoys': it will never agree with them on a conversation's home; \
-     give every Envoy the same hash_key";
-
-/// Whether an Envoy names conversations with another key than most.
-pub(crate) fn key_differs(fleet: &Fleet, envoy: &Envoy) -> bool {
-    let own = envoy.exchanges().answer.as_ref().and_then(|answer| answer.key_check.clone());
-    own.is_some() && own != fleet.key_check()
+/// What is wrong with an Envoy that is set up otherwise than most, so that it does not agree with them.
+pub(crate) fn differs(fleet: &Fleet, envoy: &Envoy) -> Option<&'static str> {
+    let answer = envoy.exchanges().answer.clone()?;
+    if answer.key_check.is_some() && answer.key_check != fleet.of_most(|answer| answer.key_check.clone()) {
+        return Some(
+            "its hash_key is another than the other Envoys': it will never agree with them on a conversation's home; give every Envoy the \
+             same hash_key",
+        );
+    }
+    if answer.idle_s.is_some() && answer.idle_s != fleet.of_most(|answer| answer.idle_s) {
+        return Some(
+            "its idle_timeout is another than the other Envoys': conversations that pause have a home there and none elsewhere, or the \
+             other way round; give every Envoy the same idle_timeout",
+        );
+    }
+    None
 }
 
 /// Pushes snapshots to an Envoy of the fleet for ever, one every `interval`, and between them what others told of
 /// conversations.
 ///
-/// It begins when every source of endpoints was asked and every endpoint was polled once, or a collector that restarts would tell a running Envoy that all replicas are down.
+/// It begins when every source of endpoints was asked and every endpoint's state is known, or a collector that restarts would tell a
+/// running Envoy that replicas are down.
 /// An Envoy that is new or restarted is handed everything over that is known of conversations.
 pub(crate) async fn run(fleet: Arc<Fleet>, envoy: Arc<Envoy>, access: Access, interval: Duration, telemetry: Arc<Telemetry>) {
     let telemetry = telemetry.envoy(&envoy.url.to_string());
@@ -323,6 +338,7 @@ pub(crate) async fn run(fleet: Arc<Fleet>, envoy: Arc<Envoy>, access: Access, in
         journal: Vec::new(),
         recall: None,
         more: false,
+        behind: false,
         standby: false,
         complaints: HashSet::new(),
     };
@@ -331,8 +347,9 @@ pub(crate) async fn run(fleet: Arc<Fleet>, envoy: Arc<Envoy>, access: Access, in
     for sequence in 1.. {
         let started = Instant::now();
         let with_pools = started >= snapshot_due;
+        let has_read_others = session.fleet.has_read_others(&session.envoy, started);
         let batch = session.batch();
-        let request = session.request(sequence, with_pools, &batch);
+        let request = session.request(sequence, with_pools, &batch, has_read_others);
         let result = control.exchange(&request).await;
         telemetry.exchanged(result.as_ref().err());
         match result {

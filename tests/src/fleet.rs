@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
-use crate::{Turn, chat_body};
+use crate::{Turn, chat_body, eventually};
 
 /// The pause between an agent's turns, and the turns of its conversation.
 const PAUSE: Duration = Duration::from_millis(60);
@@ -83,6 +83,15 @@ impl Agents {
             });
         }
         Ok(Self { ended, open, tasks, stop })
+    }
+
+    /// Waits until this many turns have ended, and sees the rest of the conversations off as [`Self::finish`] does.
+    ///
+    /// # Errors
+    /// If an agent panicked, or half a minute was too short.
+    pub async fn finish_after(self, turns: usize) -> Result<Vec<Ended>> {
+        eventually("the turns", async || Ok(self.ended.lock().unwrap_or_else(PoisonError::into_inner).len() >= turns)).await?;
+        self.finish().await
     }
 
     /// Sends no more turns to an Envoy, as a load balancer does that noticed it, or sends some again.

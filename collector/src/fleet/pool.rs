@@ -162,10 +162,10 @@ impl Pool {
         change
     }
 
-    /// Whether every source was asked and every endpoint was polled.
+    /// Whether every source was asked and every endpoint's state is known.
     pub(crate) fn is_settled(&self) -> bool {
         let members = self.members();
-        members.all_asked && members.endpoints.iter().all(|endpoint| lock(endpoint).was_polled())
+        members.all_asked && members.endpoints.iter().all(|endpoint| lock(endpoint).is_known())
     }
 
     /// Whether it is known which replicas there are: some are, or every source says that there are none.

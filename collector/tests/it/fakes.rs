@@ -213,7 +213,7 @@ pub(crate) struct EnvoyState {
     pub(crate) since_ms: AtomicU64,
     /// Bindings of its next answer.
     tells: Mutex<Vec<Binding>>,
-    key_check: Mutex<Option<String>>,
+    set_up: Mutex<(Option<String>, u32)>,
 }
 
 impl EnvoyState {
@@ -224,7 +224,7 @@ impl EnvoyState {
             asked: 0.into(),
             since_ms: 1_700_000_000_000.into(),
             tells: Mutex::default(),
-            key_check: Mutex::default(),
+            set_up: Mutex::new((None, 600)),
         })
     }
 
@@ -233,8 +233,8 @@ impl EnvoyState {
         self.tells.lock().expect("a lock").extend(bindings);
     }
 
-    pub(crate) fn set_key_check(&self, check: &str) {
-        *self.key_check.lock().expect("a lock") = Some(check.to_owned());
+    pub(crate) fn set_up_with(&self, key_check: &str, idle_s: u32) {
+        *self.set_up.lock().expect("a lock") = (Some(key_check.to_owned()), idle_s);
     }
 
     /// Every binding it was sent.
@@ -325,7 +325,8 @@ async fn sync(State(state): State<Arc<EnvoyState>>, headers: HeaderMap, body: By
             let mut answer = answer(&request);
             answer.counting_since_ms = Some(state.since_ms.load(Ordering::SeqCst));
             answer.bindings = Bindings(std::mem::take(&mut *state.tells.lock().expect("a lock")));
-            answer.key_check = state.key_check.lock().expect("a lock").clone();
+            let (key_check, idle_s) = state.set_up.lock().expect("a lock").clone();
+            (answer.key_check, answer.idle_s) = (key_check, Some(idle_s));
             if matches!(behaviour, Behaviour::Standby) {
                 answer.generation += 1;
                 answer.standby = true;
@@ -371,7 +372,6 @@ fn answer(request: &SyncRequest) -> SyncAnswer {
         generation: request.generation,
         sequence: request.sequence,
         pools: pools.collect(),
-        idle_s: Some(600),
         filter_version: "0.1.0".to_owned(),
         ..SyncAnswer::default()
     }

@@ -191,6 +191,25 @@ async fn an_envoy_that_restarts_is_handed_over_what_the_others_told() {
 }
 
 #[tokio::test]
+async fn an_envoy_is_ready_only_with_what_the_collector_read_of_others_meanwhile() {
+    let replica = replica().await;
+    let all = [FakeEnvoy::start(Behaviour::Obey).await, FakeEnvoy::start(Behaviour::Obey).await];
+    // More than one exchange carries, and told with the first answer: the hand-over of what was known before is empty.
+    let told: Vec<_> = (0..10_000).map(|n| binding(n, replica.address())).collect();
+    all[0].state.tell(&told);
+    let urls = all.each_ref().map(|envoy| format!("url: '{}'", envoy.url()));
+    let collector = run(&config(&[replica.address()], &envoys(&urls.each_ref().map(String::as_str)))).await;
+    let hands_over = |request: &SyncRequest| request.handed_over.is_some();
+    collector.until("a hand-over", |_| all[1].state.taken().iter().any(hands_over)).await;
+    let taken = all[1].state.taken();
+    let until = taken.iter().position(hands_over).expect("a hand-over");
+    let mut got: Vec<_> = taken[..=until].iter().flat_map(|request| &request.bindings.0).map(|told| told.conversation).collect();
+    got.sort_unstable();
+    got.dedup();
+    assert_eq!(got.len(), told.len());
+}
+
+#[tokio::test]
 async fn each_envoy_learns_what_the_others_have_in_flight() {
     let replica = replica().await;
     let mut all = Vec::new();
@@ -212,12 +231,12 @@ async fn each_envoy_learns_what_the_others_have_in_flight() {
 }
 
 #[tokio::test]
-async fn an_envoy_that_names_conversations_with_another_key_is_named() {
+async fn an_envoy_that_is_set_up_otherwise_than_most_is_named_with_what_to_do() {
     let replica = replica().await;
     let mut all = Vec::new();
-    for check in ["1", "2", "1"] {
+    for (check, idle_s) in [("1", 600), ("2", 600), ("1", 600), ("1", 3_600)] {
         let envoy = FakeEnvoy::start(Behaviour::Obey).await;
-        envoy.state.set_key_check(check);
+        envoy.state.set_up_with(check, idle_s);
         all.push(envoy);
     }
     let urls: Vec<_> = all.iter().map(|envoy| format!("url: '{}'", envoy.url())).collect();
@@ -225,6 +244,7 @@ async fn an_envoy_that_names_conversations_with_another_key_is_named() {
     let collector = run(&config(&[replica.address()], &envoys(&urls))).await;
     let seen = collector.until_envoy(1, "another key", |envoy| says(&envoy["problem"], "give every Envoy the same hash_key")).await;
     assert_eq!(seen["connected"], true);
+    collector.until_envoy(3, "another time", |envoy| says(&envoy["problem"], "give every Envoy the same idle_timeout")).await;
     let status = collector.status().await;
     assert!(status["envoys"][0]["problem"].is_null() && status["envoys"][2]["problem"].is_null(), "{status:#}");
 }

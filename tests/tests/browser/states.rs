@@ -9,7 +9,9 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
+use xtask::fleet::{FleetOptions, FleetStack};
 use xtask::process::Process;
+use xtask::stack::StackOptions;
 
 use crate::{SOON, column, fact};
 
@@ -143,6 +145,43 @@ async fn an_envoy_and_a_replica_that_never_answered_and_a_name_without_an_addres
     assert!(source.starts_with("dns replicas.invalid:8000: ") && !source.contains("kept"), "{source}");
     assert!(seen(&visitor, "#drain-file").await?.starts_with("The drain file cannot be used: "));
     assert_eq!(visitor.ask::<String>("document.title").await?, "(4) Homing", "replica, Envoy, name and drain file");
+    assert_eq!(visitor.complaints(), Vec::<String>::new());
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_two_collectors_the_earlier_ones_page_says_standby_and_a_store_that_is_away_is_told() -> Result<()> {
+    let stack = StackOptions { concurrency: 1, ..StackOptions::default() };
+    let mut fleet = FleetStack::start(tools(), &FleetOptions { stack, envoys: 2, collectors: 2, redis: true }).await?;
+    let page = |fleet: &FleetStack, index: usize| format!("http://{}", fleet.collectors[index].console);
+    let store = format!("redis://{}/0", fleet.store().context("Redis")?);
+    let visitor = Visitor::start(Screen::DESKTOP).await?;
+    for (index, condition) in [(1, "connected"), (0, "standby")] {
+        visitor.open(&page(&fleet, index)).await?;
+        eventually("both Envoys", async || {
+            let states: String =
+                visitor.ask("[...document.querySelectorAll('.envoys [data-f=state]')].map((n) => n.textContent).join()").await?;
+            Ok(states == format!("{condition},{condition}"))
+        })
+        .await?;
+    }
+    assert_eq!(seen(&visitor, ".envoys .problem").await?, "", "standing by is no problem");
+    let homes = format!("0 homes of conversations known, kept in {store} too");
+    eventually("the store", async || Ok(seen(&visitor, "#envoys [data-f=homes]").await? == homes)).await?;
+    assert_eq!(seen(&visitor, "#envoys [data-f=store]").await?, "");
+    assert_eq!(visitor.ask::<String>("document.title").await?, "Homing");
+
+    fleet.redis.take().context("Redis")?.kill().await?;
+    eventually("the store to be missed", async || {
+        let told = seen(&visitor, "#envoys [data-f=store]").await?;
+        Ok(told.starts_with(&format!("Homes are not kept in {store}: ")) && told.contains("does the server run"))
+    })
+    .await?;
+    assert_eq!(visitor.ask::<String>("document.title").await?, "(1) Homing");
+    fleet.start_redis().await?;
+    eventually("it to be back", async || Ok(seen(&visitor, "#envoys [data-f=store]").await?.is_empty())).await?;
+    fleet.collectors[1].process.take().context("the later collector")?.kill().await?;
+    eventually("this one to work", async || Ok(seen(&visitor, ".envoys [data-f=state]").await? == "connected")).await?;
     assert_eq!(visitor.complaints(), Vec::<String>::new());
     Ok(())
 }

@@ -13,6 +13,9 @@ use xtask::stack::StackOptions;
 
 const SECOND: Duration = Duration::from_secs(1);
 
+/// Turns of all agents together: most of them finish a conversation.
+const TURNS: usize = 1_500;
+
 async fn fleet(envoys: usize, collectors: usize, redis: bool) -> Result<FleetStack> {
     let replica_args = ["--speed", "20"].map(str::to_owned).to_vec();
     // Nothing spills: a turn that leaves its home leaves it because the Envoys do not agree.
@@ -54,14 +57,43 @@ async fn turns_that_go_to_any_envoy_stay_at_home() -> Result<()> {
     assert!(slowest < SECOND, "{slowest:?}");
 
     let began = Instant::now();
-    let agents = agents(&fleet)?;
-    sleep(Duration::from_secs(8)).await;
-    let turns = agents.finish().await?;
+    let turns = agents(&fleet)?.finish_after(TURNS).await?;
     assert!(turns.iter().all(Ended::is_served));
     let (early, settled) = (stayed(&turns, Duration::ZERO, began), stayed(&turns, SECOND, began));
     println!("{} turns; stayed {early:.4}, {settled:.4} after a conversation's first second", turns.len());
-    assert!(settled >= 0.99, "{settled}");
+    assert!(settled >= 0.99, "{}", gone(&turns, began));
+    let over_three = hits(&fleet).await?;
+    drop(fleet);
+
+    let alone = self::fleet(1, 1, false).await?;
+    assert!(agents(&alone)?.finish_after(TURNS).await?.iter().all(Ended::is_served));
+    let over_one = hits(&alone).await?;
+    println!("prompt tokens found in caches: {over_three:.4} over three Envoys, {over_one:.4} over one");
+    assert!(over_one > 0.5 && over_three > over_one - 0.02, "{over_three} over three Envoys, {over_one} over one");
     Ok(())
+}
+
+/// The share of prompt tokens that the replicas found in their caches, by their own counters.
+async fn hits(fleet: &FleetStack) -> Result<f64> {
+    let (mut found, mut asked) = (0.0, 0.0);
+    for (_, replica) in &fleet.replicas {
+        let metrics = reqwest::get(format!("http://{replica}/metrics")).await?.text().await?;
+        for (name, sum) in [("vllm:prefix_cache_hits_total", &mut found), ("vllm:prefix_cache_queries_total", &mut asked)] {
+            let line = metrics.lines().find(|line| line.starts_with(name)).context(name)?;
+            *sum += line.rsplit(' ').next().context("a value")?.parse::<f64>()?;
+        }
+    }
+    Ok(found / asked)
+}
+
+/// The turns of conversations older than a second that were served elsewhere than the turn before them, from `from` on.
+fn gone(turns: &[Ended], from: Instant) -> String {
+    let gone = turns.iter().filter(|turn| turn.age > SECOND && turn.began >= from && turn.stayed() == Some(false));
+    let lines = gone.map(|turn| {
+        let (at, answer) = (turn.began - from, turn.answer.as_ref().map(|turn| (&turn.outcome, &turn.replica)));
+        format!("{at:?}: {} turn {} at Envoy {}: {answer:?} after {:?}", turn.conversation, turn.number, turn.proxy, turn.before)
+    });
+    lines.collect::<Vec<_>>().join("\n")
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -153,7 +185,7 @@ async fn whichever_process_dies_the_others_go_on_and_agree() -> Result<()> {
         let window: Vec<_> = turns.iter().filter(|turn| turn.began < killed + 4 * SECOND).cloned().collect();
         let (during, after) = (stayed(&window, SECOND, killed), stayed(&window, SECOND, killed + 2 * SECOND));
         println!("{victim:?}: stayed {during:.4} from the kill on, {after:.4} from two seconds later on");
-        assert!(after >= 0.99, "{victim:?}: {after}");
+        assert!(after >= 0.99, "{victim:?}: {after}\n{}", gone(&window, killed + 2 * SECOND));
     }
     Ok(())
 }

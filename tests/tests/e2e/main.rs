@@ -16,4 +16,5 @@ mod identity;
 mod kubernetes;
 mod models;
 mod routing;
+mod store;
 mod tls;
