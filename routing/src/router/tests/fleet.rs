@@ -1,6 +1,7 @@
 //! Several Envoys: what each learns of the others through the exchange.
 
 use super::*;
+use crate::testing::test;
 use crate::binding::{AHEAD_MS, Binding, Bindings};
 use crate::sync::MAX_BINDINGS;
 
