@@ -2,7 +2,7 @@
 
 import { attribute, copy, element, keyed, text } from './dom.js';
 import { age, day, number, plural } from './format.js';
-import { PoolView, stateOf } from './pool.js';
+import { PoolView, explainSource, stateOf } from './pool.js';
 import { watch } from './stream.js';
 
 const by = (id) => document.getElementById(id);
@@ -16,7 +16,8 @@ function show(state) {
   keyed(by('pools'), pools, state.pools.map(({ cluster }) => cluster), (cluster) => new PoolView(cluster));
   for (const pool of state.pools) pools.get(pool.cluster).show(pool, state.generation);
   showNavigation(state.pools);
-  showEnvoys(state.envoys);
+  showEnvoys(state.envoys, state.envoy_sources);
+  showHomes(state.affinity);
   const { drain_file_problem: problem } = state;
   text(by('drain-file'), problem === null ? '' : `The drain file cannot be used: ${problem}. What it said last holds.`);
   by('drain-file').hidden = problem === null;
@@ -33,18 +34,22 @@ function showNavigation(list) {
   });
 }
 
-const ENVOY_STATES = { connected: 'ready', 'not connected': 'down', 'not asked yet': 'unknown' };
+const ENVOY_STATES = { connected: 'ready', standby: 'asleep', 'not connected': 'down', 'not asked yet': 'unknown' };
 
-function conditionOf({ connected, answered, failed }) {
-  if (connected) return 'connected';
+/** One that hears another collector is well: this one stands by. */
+function conditionOf({ connected, standby, answered, failed }) {
+  if (connected) return standby ? 'standby' : 'connected';
   return answered + failed > 0 ? 'not connected' : 'not asked yet';
 }
 
-function showEnvoys(list) {
+function showEnvoys(list, sources) {
   const section = by('envoys');
   section.hidden = false;
   section.querySelector('[data-f=table]').hidden = list.length === 0;
-  section.querySelector('[data-f=none]').hidden = list.length > 0;
+  section.querySelector('[data-f=none]').hidden = list.length > 0 || sources.length > 0;
+  const failing = sources.filter(({ problem }) => problem).map(explainSource).join(' ');
+  const searching = list.length === 0 && sources.length > 0 ? 'Envoys are being looked up.' : '';
+  text(section.querySelector('[data-f=sources]'), failing || searching);
   keyed(section.querySelector('tbody'), envoys, list.map(({ url }) => url), () => copy('envoy-template'));
   for (const envoy of list) {
     const { root, f } = envoys.get(envoy.url);
@@ -62,6 +67,15 @@ function showEnvoys(list) {
   }
 }
 
+/** What is known of conversations' homes, and the store that keeps them too. */
+function showHomes({ conversations, store }) {
+  const section = by('envoys');
+  const kept = store?.up ? `, kept in ${store.url} too` : '';
+  text(section.querySelector('[data-f=homes]'), `${plural(conversations, 'home')} of conversations known${kept}`);
+  const why = store?.problem ? `: ${store.problem}` : ' yet';
+  text(section.querySelector('[data-f=store]'), store === null || store.up ? '' : `Homes are not kept in ${store.url}${why}. Envoys agree without it.`);
+}
+
 /** Tells what came or went, once; figures are not read out. What a collector that just started has not asked yet did not change. */
 function announce(state) {
   const now = new Map();
@@ -76,8 +90,9 @@ function announce(state) {
   const changed = conditions ? [...now].filter(([name, condition]) => conditions.get(name) !== condition) : [];
   if (changed.length > 0) text(by('announcer'), changed.map(([name, condition]) => `${name} is ${condition}`).join('. '));
   conditions = now;
-  const failing = state.pools.flatMap(({ sources }) => sources).filter(({ problem }) => problem).length;
-  const wrong = failing + (state.drain_file_problem === null ? 0 : 1) + [...now.values()].filter((condition) => condition === 'down' || condition === 'not connected').length;
+  const failing = [...state.envoy_sources, ...state.pools.flatMap(({ sources }) => sources)].filter(({ problem }) => problem).length;
+  const others = [state.drain_file_problem, state.affinity.store?.problem ?? null].filter((problem) => problem !== null).length;
+  const wrong = failing + others + [...now.values()].filter((condition) => condition === 'down' || condition === 'not connected').length;
   document.title = wrong > 0 ? `(${wrong}) Homing` : 'Homing';
 }
 

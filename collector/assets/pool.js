@@ -8,6 +8,8 @@ import { History } from './history.js';
 const OLD_MS = 3_000;
 const STATES = { ready: 'ready', down: 'down', draining: 'draining', asleep: 'asleep', unknown: 'not asked yet' };
 const LEVELS = { fits: 'Fits', near: 'Nearly full', over: 'Too much' };
+/** Why requests are held, after their number. */
+const REASONS = { no_room: 'no room', behind_others: 'behind others', turns_used: 'turns used', outgrown: 'cache outgrown' };
 const AFFINITY = { on: 'On', off: 'Off', mixed: 'Mixed' };
 
 const automatic = (auto) => (auto === null ? '' : auto ? 'automatic' : 'configured');
@@ -20,7 +22,17 @@ const FACTS = [
   { key: 'sticky', name: 'Sticky share', of: (r) => [percent(r.sticky_share), isCounted(r) ? `of ${plural(total(r.requests), 'request')}` : ''] },
   { key: 'in-flight', name: 'In flight', of: (r) => [number(r.in_flight), r.in_flight === 1 ? 'request' : 'requests'] },
   { key: 'envoys', name: 'Envoys', of: (r) => [number(r.envoys_connected), `connected of ${number(r.envoys)}`] },
+  { key: 'held-back', name: 'Held back', of: (r, admission) => admission && [number(admission.held), reasons(admission)] },
+  { key: 'longest-held', name: 'Longest held', of: (r, admission) => admission && [age(admission.oldest_held_ms), ''] },
+  { key: 'active', name: 'Active context', of: (r, admission) => admission && [percent(admission.usage), activeOf(admission)] },
 ];
+
+const reasons = ({ held, by_reason: counts }) => {
+  const told = Object.entries(REASONS).filter(([reason]) => counts[reason] > 0).map(([reason, words]) => `${number(counts[reason])} ${words}`);
+  return held === 0 ? 'requests' : told.join(', ');
+};
+
+const activeOf = ({ active_conversations: count, cache_tokens: cache }) => `${plural(count, 'conversation')}, of ${short(cache)} tokens`;
 
 const total = (requests) => Object.values(requests).reduce((sum, count) => sum + count, 0);
 
@@ -42,7 +54,7 @@ export class PoolView {
       const node = element('div', 'fact', element('dt', null, name), value, note);
       node.dataset.fact = key;
       f('facts').append(node);
-      return [key, { value, note }];
+      return [key, { node, value, note }];
     }));
     const perSecond = (value) => short(value === null ? null : Math.round(value));
     f('charts').append(
@@ -80,11 +92,12 @@ export class PoolView {
 
   show(pool, generation) {
     this.showHead(pool);
-    this.showRouting(pool.routing);
+    this.showRouting(pool);
     this.showCapacity(pool);
     const names = pool.replicas.map(({ replica }) => replica);
     keyed(this.root.querySelector('tbody'), this.rows, names, () => copy('replica-template'));
     for (const replica of pool.replicas) showReplica(this.rows.get(replica.replica), replica, isCounted(pool.routing));
+    this.showColumnOfActive(pool.admission !== null);
     this.f('no-replicas').hidden = names.length > 0;
     text(this.f('no-replicas'), whyNone(pool.sources));
     text(this.f('sources'), pool.sources.filter(({ problem }) => problem).map(explainSource).join(' '));
@@ -108,10 +121,11 @@ export class PoolView {
     text(this.f('share-text'), hour.cached_share === null ? 'no prompts in the last hour' : 'of prompt tokens from the cache, last hour');
   }
 
-  showRouting(routing) {
+  showRouting({ routing, admission }) {
     for (const { key, of } of FACTS) {
-      const [value, note] = of(routing);
+      const [value, note] = of(routing, admission) ?? ['', ''];
       const fact = this.facts.get(key);
+      fact.node.hidden = value === '';
       text(fact.value, value);
       text(fact.note, note);
     }
@@ -119,6 +133,13 @@ export class PoolView {
     text(this.f('routing-note'), explain(routing, this.cluster) ?? since);
     const counted = routing.counting_since_ms === null ? 'Requests counted' : `Requests since ${day(routing.counting_since_ms)}`;
     text(this.f('counted'), counted);
+  }
+
+  /** What is active is a column where the pool admits by working set. */
+  showColumnOfActive(shown) {
+    for (const cell of [this.f('active-head'), ...[...this.rows.values()].map(({ f }) => f('active-cell'))]) cell.hidden = !shown;
+    attribute(this.f('conversations'), 'colspan', shown ? 3 : 2);
+    attribute(this.f('conversations-columns'), 'span', shown ? 3 : 2);
   }
 
   showCapacity({ capacity }) {
@@ -157,7 +178,8 @@ function whyNone(sources) {
     : 'The replicas of this pool are being looked up.';
 }
 
-function explainSource({ kind, name, problem, endpoints }) {
+/** What is wrong with a source of replicas or of Envoys. */
+export function explainSource({ kind, name, problem, endpoints }) {
   return `${kind} ${name}: ${problem}${endpoints === null ? '' : '; what it found last is kept'}.`;
 }
 
@@ -172,7 +194,7 @@ function inOrder(names, replicas) {
 
 /** Why the card has gaps, and what to do; `null` when it has none. */
 function explain(routing, cluster) {
-  if (routing.envoys === 0) return 'No Envoy is configured: the collector only watches the replicas.';
+  if (routing.envoys === 0) return 'No Envoy is configured or found: the collector only watches the replicas.';
   if (routing.envoys_connected === 0) return 'No Envoy is connected, so what routing does now is not known. The table of Envoys says why.';
   if (routing.envoys_routing === 0) return `No connected Envoy routes ${cluster}: its filter needs a pool of this name.`;
   return total(routing.requests) === 0 ? 'No request has ended yet.' : null;
@@ -203,7 +225,11 @@ function showReplica({ root, f }, replica, counted) {
   for (const outcome of ['sticky', 'spilled', 'pinned', 'placed', 'rehomed']) count(f(outcome), counted ? requests[outcome] : null);
   count(f('other'), counted ? requests.unkeyed + requests.passed : null);
   text(f('held'), number(replica.held_conversations));
-  showContext(f, replica);
+  const { recent_context_tokens: recent, active_context_tokens: active, cache_tokens: cache, context_level: level } = replica;
+  const of = showShare(f('bar'), recent, cache, level);
+  text(f('context'), of === null ? short(recent) : `${short(recent)} of ${short(cache)}`);
+  const share = showShare(f('active-bar'), active, cache, cache > 0 && active > cache ? 'near' : null);
+  text(f('active'), share === null ? short(active) : `${percent(share)}, ${short(active)} of ${short(cache)}`);
   text(f('kv'), percent(read ? replica.kv_usage : null));
   text(f('hits'), percent(replica.prefix_hit_rate));
   text(f('age'), age(replica.age_ms));
@@ -215,9 +241,10 @@ function count(node, value) {
   attribute(node, 'data-zero', value === 0 ? '' : null);
 }
 
-function showContext(f, { recent_context_tokens: held, cache_tokens: cache, context_level: level }) {
-  const share = held !== null && cache > 0 ? held / cache : null;
-  f('bar').firstElementChild.style.width = `${Math.min(share ?? 0, 1) * 100}%`;
-  attribute(f('bar'), 'data-level', level);
-  text(f('context'), share === null ? short(held) : `${short(held)} of ${short(cache)}`);
+/** Shows what of a cache is in use as a bar; returns the share, `null` while it is not known. */
+function showShare(bar, tokens, cache, level) {
+  const share = tokens !== null && cache > 0 ? tokens / cache : null;
+  bar.firstElementChild.style.width = `${Math.min(share ?? 0, 1) * 100}%`;
+  attribute(bar, 'data-level', level);
+  return share;
 }

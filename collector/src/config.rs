@@ -3,6 +3,7 @@
 //! Every mistake is reported with its place (`file:line:column`), the key it belongs to (`pools[0].replicas[1].address`) and what
 //! is allowed there.
 
+mod affinity;
 mod control_url;
 mod discovery;
 mod file;
@@ -15,6 +16,7 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+pub use self::affinity::AffinityConfig;
 pub use self::control_url::ControlUrl;
 pub use self::discovery::{AddressFamily, DnsConfig};
 pub(crate) use self::discovery::{DEFAULT_REFRESH, is_host_name};
@@ -34,7 +36,9 @@ pub struct Config {
     pub allowed_hosts: Vec<String>,
     /// How replicas are polled.
     pub scrape: ScrapeConfig,
-    /// The Envoys that get the snapshots; may be empty.
+    /// Where the homes of conversations are kept besides in memory.
+    pub affinity: Option<AffinityConfig>,
+    /// The Envoys that get the snapshots, and where to find more; may be empty.
     pub envoys: Vec<EnvoyConfig>,
     /// The pools, each with at least one replica or a way to find some.
     pub pools: Vec<PoolConfig>,
@@ -60,15 +64,26 @@ impl Default for ScrapeConfig {
     }
 }
 
-/// One Envoy that runs the filter.
+/// One Envoy that runs the filter, or all that a name leads to.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct EnvoyConfig {
-    /// Its control listener.
-    pub url: ControlUrl,
+    /// Where the control listener is.
+    #[serde(flatten)]
+    pub place: EnvoyPlace,
     /// What it asks for as `Authorization: Bearer`, if it asks.
     pub token: Option<TokenSource>,
-    /// How it is reached over TLS, where its URL says https.
+    /// How it is reached over TLS, where its URL says https; a name's are reached over TLS if this is set.
     pub tls: Option<TlsConfig>,
+}
+
+/// Where control listeners are; as JSON `{"url": ...}` or `{"dns": ...}`.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum EnvoyPlace {
+    /// One at a place that does not change.
+    Url(ControlUrl),
+    /// One at every address of a name.
+    Dns(DnsConfig),
 }
 
 /// One pool: the replicas behind one Envoy cluster.
@@ -199,12 +214,21 @@ impl Config {
         if let Some(file) = &self.drain_file {
             let _ = writeln!(text, "drains the replicas in {}", file.display());
         }
+        if let Some(affinity) = &self.affinity {
+            let _ = writeln!(text, "keeps conversations' homes in {affinity}");
+        }
         for pool in &self.pools {
             text.push_str(&pool.summary());
         }
         for envoy in &self.envoys {
             let token = envoy.token.as_ref().map_or("no token".to_owned(), ToString::to_string);
-            let _ = writeln!(text, "envoy {}: {token}", envoy.url);
+            let _ = match &envoy.place {
+                EnvoyPlace::Url(url) => writeln!(text, "envoy {url}: {token}"),
+                EnvoyPlace::Dns(dns) => {
+                    let tls = envoy.tls.as_ref().map_or("", TlsConfig::summary);
+                    writeln!(text, "envoys at {}: {token}{tls}", dns.summary())
+                }
+            };
         }
         if self.envoys.is_empty() {
             text.push_str("no envoys: nothing is pushed; the collector only shows what it sees\n");
@@ -219,23 +243,27 @@ impl PoolConfig {
     fn summary(&self) -> String {
         use std::fmt::Write as _;
         let seqs = self.max_num_seqs.map_or("not given".to_owned(), |n| n.to_string());
-        let tls = match &self.tls {
-            None => "",
-            Some(TlsConfig { insecure: true, .. }) => ", TLS with any certificate",
-            Some(_) => ", TLS",
-        };
+        let tls = self.tls.as_ref().map_or("", TlsConfig::summary);
         let token = self.token.as_ref().map_or(String::new(), |token| format!(", {token}"));
         let mut text = format!("pool {}: max_num_seqs {seqs}{tls}{token}\n", self.cluster);
         for endpoint in &self.replicas {
             let _ = writeln!(text, "  {}{}", endpoint.address, if endpoint.drain { " (draining)" } else { "" });
         }
         for dns in &self.dns {
-            let _ = writeln!(text, "  the addresses of {dns}, every {}", humantime::format_duration(dns.refresh));
+            let _ = writeln!(text, "  {}", dns.summary());
         }
         for file in &self.files {
             let _ = writeln!(text, "  the targets in {}", file.display());
         }
         text
+    }
+}
+
+// === impl TlsConfig ===
+
+impl TlsConfig {
+    fn summary(&self) -> &'static str {
+        if self.insecure { ", TLS with any certificate" } else { ", TLS" }
     }
 }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use homing_routing::replica::ReplicaName;
-use homing_routing::sync::{ReplicaReport, ReplicaState};
+use homing_routing::sync::{Peers, ReplicaReport, ReplicaState};
 use tokio::time::Instant;
 
 use crate::config::EndpointConfig;
@@ -123,9 +123,10 @@ impl Endpoint {
         self.config
     }
 
-    /// Whether a poll ended, with whatever result.
-    pub fn was_polled(&self) -> bool {
-        self.read_at.is_some() || self.failures > 0
+    /// Whether polls have told its state. One that failed has not: a collector that starts would call a replica down that has only been
+    /// slow once, and Envoys would give its conversations other homes.
+    pub fn is_known(&self) -> bool {
+        self.read_at.is_some() || self.failures >= FAILURES_UNTIL_DOWN || self.failure == Some(ScrapeFailure::Refused)
     }
 
     /// Why the last poll failed, if it did.
@@ -204,6 +205,7 @@ impl Endpoint {
                 max_num_seqs,
                 prefix_hit_rate: engine.hit_rate.rate(now),
                 age_ms,
+                peers: Peers::default(),
             },
             metrics: engine.metrics,
             failure: self.failure.clone(),
@@ -282,6 +284,27 @@ mod tests {
         assert_eq!(state(&endpoint), ReplicaState::Down);
         endpoint.read(Instant::now(), &engines(&[0]));
         assert_eq!(state(&endpoint), ReplicaState::Ready);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_first_failure_does_not_tell_a_state_and_the_second_does() {
+        let mut endpoint = endpoint(false);
+        assert!(!endpoint.is_known());
+        endpoint.failed(ScrapeFailure::Timeout);
+        assert!(!endpoint.is_known());
+        endpoint.failed(ScrapeFailure::Timeout);
+        assert!(endpoint.is_known());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_refused_connection_and_a_reading_tell_it_at_once() {
+        let mut refused = endpoint(false);
+        refused.failed(ScrapeFailure::Refused);
+        let mut slow_once = endpoint(false);
+        slow_once.failed(ScrapeFailure::Timeout);
+        slow_once.read(Instant::now(), &engines(&[0]));
+        assert!(refused.is_known() && slow_once.is_known());
+        assert_eq!((state(&refused), state(&slow_once)), (ReplicaState::Down, ReplicaState::Ready));
     }
 
     #[tokio::test(start_paused = true)]

@@ -51,17 +51,17 @@ impl Scraper {
             });
             let now = Instant::now();
             telemetry.scraped(now.duration_since(started), result.as_ref().err());
-            let first = {
+            let is_new = {
                 let mut endpoint = lock(&endpoint);
-                let first = !endpoint.was_polled();
+                let was_known = endpoint.is_known();
                 match result {
                     Ok(engines) => endpoint.read(now, &engines),
                     Err(failure) => endpoint.failed(failure),
                 }
-                first
+                !was_known && endpoint.is_known()
             };
             log.after_poll(pool, &endpoint);
-            if first {
+            if is_new {
                 self.fleet.changed();
             }
         }

@@ -8,11 +8,13 @@ use homing_routing::sync::{OutcomeCounts, PoolAnswer, ReplicaAnswer, ReplicaRepo
 use serde::Serialize;
 use tokio::time::Instant;
 
+use crate::admission::{Active, Admission};
 use crate::capacity::{Capacity, Level, tokens};
 use crate::drain::DrainedBy;
 use crate::endpoint::{Replica, whole_ms};
 use crate::fleet::{Envoy, Fleet, Pool, Source};
 use crate::history::{History, Hour};
+use crate::sync::differs;
 use crate::vllm::Missing;
 
 /// How long ago an Envoy's last answer may be for it to count as connected.
@@ -31,6 +33,10 @@ pub struct Status {
     pub pools: Vec<PoolStatus>,
     /// Every Envoy.
     pub envoys: Vec<EnvoyStatus>,
+    /// Where Envoys are found beside those that the configuration names.
+    pub envoy_sources: Vec<SourceStatus>,
+    /// The homes of conversations that the Envoys share.
+    pub affinity: AffinityStatus,
     /// What is wrong with the drain file.
     pub drain_file_problem: Option<String>,
 }
@@ -44,6 +50,8 @@ pub struct PoolStatus {
     pub routing: Routing,
     /// Whether its conversations fit into its caches; absent while no connected Envoy says what is held, or no cache's size is known.
     pub capacity: Option<Capacity>,
+    /// What waits for a place, and what has one; absent while no connected Envoy admits by working set.
+    pub admission: Option<Admission>,
     /// Its last hour.
     pub hour: Hour,
     /// Its replicas.
@@ -52,14 +60,14 @@ pub struct PoolStatus {
     pub sources: Vec<SourceStatus>,
 }
 
-/// A source of endpoints.
+/// A source of endpoints or of Envoys.
 #[derive(Clone, Debug, Serialize)]
 pub struct SourceStatus {
     /// `dns` or `file`.
     pub kind: &'static str,
     /// The name with its port, or the path.
     pub name: String,
-    /// How many endpoints it last found; absent before it found anything.
+    /// How many endpoints or Envoys it last found; absent before it found anything.
     pub endpoints: Option<usize>,
     /// What is wrong with it now; what it found last is kept.
     pub problem: Option<String>,
@@ -69,7 +77,7 @@ pub struct SourceStatus {
 /// those that are connected; counts come from every one that ever answered.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Routing {
-    /// Envoys in the configuration.
+    /// Envoys that there are.
     pub envoys: usize,
     /// Those of them that are connected.
     pub envoys_connected: usize,
@@ -139,6 +147,10 @@ pub struct ReplicaStatus {
     pub recent_context_tokens: Option<u64>,
     /// Whether they fit into its cache, as [`Capacity`] judges it.
     pub context_level: Option<Level>,
+    /// Conversations with a place there; absent, as the one below, while no connected Envoy admits by working set.
+    pub active_conversations: Option<u64>,
+    /// Tokens of their contexts together; an estimate.
+    pub active_context_tokens: Option<u64>,
     /// Requests that ended there, by outcome.
     pub requests: OutcomeCounts,
     /// Why the last poll failed, if it did.
@@ -151,13 +163,41 @@ pub struct ReplicaStatus {
     pub missing: Missing,
 }
 
+/// The homes of conversations that the Envoys share.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct AffinityStatus {
+    /// Conversations whose home this collector knows.
+    pub conversations: usize,
+    /// The store they are kept in too; absent without one.
+    pub store: Option<StoreStatus>,
+}
+
+/// The store of bindings.
+#[derive(Clone, Debug, Serialize)]
+pub struct StoreStatus {
+    /// Where it is, without a password.
+    pub url: String,
+    /// Whether it answers.
+    pub up: bool,
+    /// What is wrong with it now, and what to do.
+    pub problem: Option<String>,
+    /// Homes read from it.
+    pub read: u64,
+    /// Homes written to it.
+    pub written: u64,
+    /// Homes that were not written, because it was away or slow for too long; they are when it is back.
+    pub dropped: u64,
+}
+
 /// One Envoy.
 #[derive(Clone, Debug, Serialize)]
 pub struct EnvoyStatus {
     /// Its control listener.
     pub url: String,
-    /// Whether it took the last snapshot, within the last three seconds.
+    /// Whether it answered the last snapshot, within the last three seconds.
     pub connected: bool,
+    /// Whether it takes another collector's snapshots and only answers this one's.
+    pub standby: bool,
     /// The filter's version; empty before the first answer.
     pub filter_version: String,
     /// Since when it counts requests, in milliseconds since 1970.
@@ -172,7 +212,11 @@ pub struct EnvoyStatus {
     pub problem: Option<String>,
     /// Homes of conversations that it told.
     pub bindings: u64,
-    /// Homes that it could not tell, because too many came at once.
+    /// Homes that other Envoys told and that it was sent.
+    pub bindings_sent: u64,
+    /// Bytes of the exchanges with it, without HTTP's headers: those it was sent and those it answered.
+    pub sync_bytes: [u64; 2],
+    /// Homes that it could not note, because its threads were in each other's way.
     pub bindings_dropped: u64,
     /// Each pool as it last described it; empty before the first answer.
     pub pools: Vec<PoolAnswer>,
@@ -183,7 +227,7 @@ pub struct EnvoyStatus {
 impl Status {
     /// The fleet at `now`.
     pub fn of(fleet: &Fleet, history: &History, now: Instant) -> Self {
-        let envoys: Vec<_> = fleet.envoys.iter().map(|envoy| EnvoyStatus::of(envoy, now)).collect();
+        let envoys: Vec<_> = fleet.envoys().iter().map(|envoy| EnvoyStatus::of(fleet, envoy, now)).collect();
         let pools = fleet.pools.iter().map(|pool| PoolStatus::of(pool, &envoys, history, now)).collect();
         let at = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let drain_file_problem = fleet.drains.read().file_problem.clone();
@@ -193,6 +237,8 @@ impl Status {
             at_ms: whole_ms(at),
             pools,
             envoys,
+            envoy_sources: fleet.envoy_sources().map(SourceStatus::of).collect(),
+            affinity: AffinityStatus::of(fleet),
             drain_file_problem,
         }
     }
@@ -200,14 +246,18 @@ impl Status {
 
 impl PoolStatus {
     fn of(pool: &Pool, envoys: &[EnvoyStatus], history: &History, now: Instant) -> Self {
-        let answers = Answers::of(&pool.cluster, envoys);
+        let mut answers = Answers::of(&pool.cluster, envoys);
         let replicas = pool.replicas(now).into_iter().map(|replica| {
             let seen = answers.replicas.get(&replica.report.replica);
             ReplicaStatus::of(replica, seen)
         });
         let replicas: Vec<_> = replicas.collect();
-        let up = replicas.iter().filter(|replica| replica.report.state != ReplicaState::Down);
-        let cache_tokens = up.map(|replica| replica.report.cache_tokens).sum();
+        let up = || replicas.iter().filter(|replica| replica.report.state != ReplicaState::Down);
+        let cache_tokens = up().map(|replica| replica.report.cache_tokens).sum();
+        if let Some(admission) = &mut answers.admission {
+            let active = |replica: &ReplicaStatus| answers.replicas.get(&replica.report.replica)?.active;
+            up().for_each(|replica| admission.add_replica(active(replica).unwrap_or_default(), replica.report.cache_tokens));
+        }
         let hour = history.hour(&pool.cluster);
         let capacity = total(&replicas, |replica| replica.recent_conversations)
             .zip(total(&replicas, |replica| replica.recent_context_tokens))
@@ -215,7 +265,8 @@ impl PoolStatus {
         let in_flight = total(&replicas, |replica| replica.in_flight);
         let sources = pool.sources.iter().map(SourceStatus::of).collect();
         let routing = Routing { in_flight, ..answers.routing };
-        Self { cluster: pool.cluster.clone(), routing, capacity, hour, replicas, sources }
+        let admission = answers.admission;
+        Self { cluster: pool.cluster.clone(), routing, capacity, admission, hour, replicas, sources }
     }
 }
 
@@ -243,6 +294,8 @@ impl ReplicaStatus {
             recent_conversations: seen.recent_conversations,
             recent_context_tokens: context_tokens,
             context_level: capacity.map(|capacity| capacity.level),
+            active_conversations: seen.active.map(|active| active.conversations),
+            active_context_tokens: seen.active.map(|active| active.context_tokens),
             requests: seen.requests,
             problem: replica.failure.map(|failure| failure.to_string()),
             drained_by: replica.drained_by,
@@ -260,21 +313,32 @@ impl SourceStatus {
     }
 }
 
+impl AffinityStatus {
+    fn of(fleet: &Fleet) -> Self {
+        let affinity = &fleet.affinity;
+        Self { conversations: affinity.count(), store: fleet.store.as_ref().map(|store| store.status(affinity.dropped())) }
+    }
+}
+
 impl EnvoyStatus {
-    fn of(envoy: &Envoy, now: Instant) -> Self {
+    fn of(fleet: &Fleet, envoy: &Envoy, now: Instant) -> Self {
+        let differs = differs(fleet, envoy).map(str::to_owned);
         let exchanges = envoy.exchanges().clone();
         let age = exchanges.answered_at.map(|at| now.duration_since(at));
         let answer = exchanges.answer.unwrap_or_default();
         Self {
-            url: envoy.config.url.to_string(),
+            url: envoy.url.to_string(),
             connected: exchanges.problem.is_none() && age.is_some_and(|age| age < CONNECTED),
+            standby: answer.standby,
             filter_version: answer.filter_version,
             counting_since_ms: answer.counting_since_ms,
             answered: exchanges.answered,
             failed: exchanges.failed,
             answer_age_ms: age.map(whole_ms),
-            problem: exchanges.problem,
+            problem: exchanges.problem.or(differs),
             bindings: exchanges.bindings,
+            bindings_sent: exchanges.bindings_sent,
+            sync_bytes: exchanges.bytes,
             bindings_dropped: answer.bindings_dropped,
             pools: answer.pools,
         }
@@ -287,6 +351,7 @@ impl EnvoyStatus {
 #[derive(Default)]
 struct Answers {
     routing: Routing,
+    admission: Option<Admission>,
     replicas: HashMap<ReplicaName, Seen>,
 }
 
@@ -297,6 +362,7 @@ struct Seen {
     held_conversations: Option<u64>,
     recent_conversations: Option<u64>,
     recent_context_bytes: Option<u64>,
+    active: Option<Active>,
     requests: OutcomeCounts,
 }
 
@@ -333,6 +399,12 @@ impl Answers {
             }
             self.replicas.entry(answer.replica).or_default().add(answer, envoy.connected);
         }
+        if let Some(line) = pool.admission.as_ref().filter(|_| envoy.connected) {
+            self.admission.get_or_insert_default().add(line);
+            for answer in &pool.replicas {
+                self.replicas.entry(answer.replica).or_default().add_active(answer, line.shared_tokens);
+            }
+        }
     }
 }
 
@@ -340,12 +412,17 @@ impl Seen {
     fn add(&mut self, answer: &ReplicaAnswer, connected: bool) {
         self.requests = self.requests.and(&answer.requests);
         if connected {
-            let sum = |known: Option<u64>, more: Option<u64>| known.into_iter().chain(more).reduce(|sum, value| sum + value);
-            self.in_flight = sum(self.in_flight, Some(answer.in_flight));
-            self.held_conversations = sum(self.held_conversations, answer.held_conversations);
-            self.recent_conversations = sum(self.recent_conversations, answer.recent_conversations);
-            self.recent_context_bytes = sum(self.recent_context_bytes, answer.recent_context_bytes);
+            self.in_flight = Some(self.in_flight.unwrap_or(0) + answer.in_flight);
+            // Every Envoy knows every conversation; one that has just started may not know all yet.
+            self.held_conversations = self.held_conversations.max(answer.held_conversations);
+            self.recent_conversations = self.recent_conversations.max(answer.recent_conversations);
+            self.recent_context_bytes = self.recent_context_bytes.max(answer.recent_context_bytes);
         }
+    }
+
+    fn add_active(&mut self, answer: &ReplicaAnswer, shared_tokens: u32) {
+        let all = self.active.into_iter().chain(Active::of(answer));
+        self.active = all.reduce(|known, more| known.and(more, shared_tokens));
     }
 }
 

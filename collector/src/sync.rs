@@ -1,26 +1,37 @@
-//! Pushing snapshots: one task an Envoy, each at its own pace, so that one that is away holds up no other.
+//! Pushing snapshots, and homes of conversations between them: one task an Envoy, each at its own pace, so that one that is away holds up
+//! no other.
 
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use homing_routing::sync::{MAX_SYNC_BYTES, SYNC_VERSION, SyncAnswer};
+use homing_routing::binding::Bindings;
+use homing_routing::sync::{MAX_SYNC_BYTES, SYNC_VERSION, SyncAnswer, SyncRequest, version_of};
 use hyper::StatusCode;
+use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::config::EnvoyConfig;
-use crate::control_client::ControlClient;
-use crate::fleet::{Envoy, Fleet};
+use crate::affinity::{Batch, Place, Teller};
+use crate::config::{ControlUrl, EnvoyConfig, EnvoyPlace};
+use crate::control_client::{self, ControlClient, ControlConnector};
+use crate::endpoint::whole_ms;
+use crate::fleet::{Envoy, Fleet, now_ms};
 use crate::http_client::Bearer;
 use crate::telemetry::Telemetry;
 
 /// How long one exchange may take.
 pub const SYNC_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The longest pause between two attempts at an Envoy that does not take snapshots. An Envoy that restarts knows no replica until it
-/// has one, and leaves its requests to its fallback so long.
+/// The longest pause between two attempts at an Envoy that does not take snapshots; one that restarts must not wait for its
+/// conversations.
 pub const MAX_BACKOFF: Duration = Duration::from_millis(500);
+
+/// The least time from one exchange to the next that brings what others told; what is told meanwhile goes together.
+const NEWS_PAUSE: Duration = Duration::from_millis(100);
+
+/// The same while more is waiting than one exchange carries.
+const BACKLOG_PAUSE: Duration = Duration::from_millis(30);
 
 /// Different problems of one Envoy that are logged until it answers again; one that keeps finding new ones must not fill the log.
 const MAX_COMPLAINTS: usize = 16;
@@ -29,7 +40,7 @@ const MAX_COMPLAINTS: usize = 16;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SyncFailure {
     /// Nothing answered.
-    #[error("it cannot be reached ({0}); is it running, and is envoys[].url its control listener?")]
+    #[error("it cannot be reached ({0}); is it running, and is envoys[].url or dns its control listener?")]
     Unreachable(String),
     /// The answer took too long.
     #[error("no answer within {} s; is its control listener overloaded?", SYNC_TIMEOUT.as_secs())]
@@ -46,15 +57,9 @@ pub enum SyncFailure {
     },
     /// It answered something else.
     #[error(
-        "its answer is not one of the filter's control role ({0}); is envoys[].url its control listener, and of the same version?"
+        "its answer is not one of the filter's control role ({0}); is envoys[].url or dns its control listener, and of the same version?"
     )]
     Answer(String),
-    /// Its snapshot comes from a later collector.
-    #[error(
-        "it holds a snapshot of generation {0}, later than this collector's; let one collector push to it, and if this machine's \
-         clock went back, restart the collector once it is right"
-    )]
-    Superseded(u64),
     /// The snapshot is longer than the control listener reads.
     #[error("the snapshot has {0} bytes and the control listener reads {MAX_SYNC_BYTES}; spread the pools over several collectors")]
     TooLarge(usize),
@@ -64,6 +69,9 @@ pub enum SyncFailure {
 }
 
 impl SyncFailure {
+    /// Every reason.
+    pub(crate) const REASONS: [&'static str; 6] = ["unreachable", "timeout", "refused", "answer", "too_large", "token"];
+
     /// A short name, for a metric's label.
     pub fn reason(&self) -> &'static str {
         match self {
@@ -71,7 +79,6 @@ impl SyncFailure {
             Self::Timeout => "timeout",
             Self::Refused { .. } => "refused",
             Self::Answer(_) => "answer",
-            Self::Superseded(_) => "superseded",
             Self::TooLarge(_) => "too_large",
             Self::Token(_) => "token",
         }
@@ -80,9 +87,9 @@ impl SyncFailure {
     fn refused(status: StatusCode, body: &[u8]) -> Self {
         let advice = match status.as_u16() {
             401 | 403 => "set envoys[].token or token_file to the control listener's token",
-            404 | 405 => "give envoys[].url the listener whose filter has `role: control`",
+            404 | 405 => "give envoys[].url or dns the listener whose filter has `role: control`",
             400 if body.windows(14).any(|part| part == b"older than the") => {
-                "let one collector push to an Envoy; after a restart with its clock set back it is heard again in ten seconds"
+                "another collector of the same start time pushes to it; restart one of them"
             }
             413 => "raise the control listener's body limit, or spread the pools over several collectors",
             500.. => "look into this Envoy's log",
@@ -95,27 +102,51 @@ impl SyncFailure {
     }
 }
 
+/// How the Envoys of one entry of the configuration are reached.
+#[derive(Clone, Debug)]
+pub(crate) struct Access {
+    connector: ControlConnector,
+    bearer: Bearer,
+}
+
+impl Access {
+    /// Reads the token and the certificates, if there are some.
+    pub(crate) fn new(config: &EnvoyConfig) -> anyhow::Result<Self> {
+        let context = || match &config.place {
+            EnvoyPlace::Url(url) => format!("envoy {url}"),
+            EnvoyPlace::Dns(dns) => format!("envoys at {dns}"),
+        };
+        let bearer = Bearer::read(config.token.as_ref()).map_err(anyhow::Error::msg).with_context(context)?;
+        let access = Self { connector: control_client::connector(config).with_context(context)?, bearer };
+        if let EnvoyPlace::Url(url) = &config.place {
+            // What is wrong with it shows at the start.
+            access.control(url).with_context(context)?;
+        }
+        Ok(access)
+    }
+
+    /// The way to one of them.
+    fn control(&self, url: &ControlUrl) -> anyhow::Result<Control> {
+        Ok(Control { client: ControlClient::new(url, &self.connector)?, bearer: self.bearer.clone() })
+    }
+}
+
 /// The way to one Envoy's control listener.
-pub(crate) struct Control {
+struct Control {
     client: ControlClient,
     bearer: Bearer,
 }
 
 impl Control {
-    /// Reads the token and the certificates, if there are some.
-    pub(crate) fn new(config: &EnvoyConfig) -> anyhow::Result<Self> {
-        let context = || format!("envoy {}", config.url);
-        let bearer = Bearer::read(config.token.as_ref()).map_err(anyhow::Error::msg).with_context(context)?;
-        Ok(Self { client: ControlClient::new(config).with_context(context)?, bearer })
-    }
-
     /// One exchange. After a 401 the token is read again, since a token file may have been changed.
-    async fn exchange(&mut self, fleet: &Fleet, sequence: u64) -> Result<SyncAnswer, SyncFailure> {
-        let snapshot = fleet.snapshot(sequence, Instant::now());
-        let body = serde_json::to_vec(&snapshot).map_err(|error| SyncFailure::Answer(error.to_string()))?;
+    ///
+    /// Returns the answer, and the bytes of both sides.
+    async fn exchange(&mut self, request: &SyncRequest) -> Result<(SyncAnswer, [u64; 2]), SyncFailure> {
+        let body = serde_json::to_vec(request).map_err(|error| SyncFailure::Answer(error.to_string()))?;
         if body.len() > MAX_SYNC_BYTES {
             return Err(SyncFailure::TooLarge(body.len()));
         }
+        let sent = body.len() as u64;
         let exchange = self.client.post(body, self.bearer.header(), MAX_SYNC_BYTES);
         let (status, answer) = tokio::time::timeout(SYNC_TIMEOUT, exchange).await.map_err(|_| SyncFailure::Timeout)??;
         if status == StatusCode::UNAUTHORIZED {
@@ -124,62 +155,224 @@ impl Control {
         if status != StatusCode::OK {
             return Err(SyncFailure::refused(status, &answer));
         }
-        let answer: SyncAnswer = serde_json::from_slice(&answer).map_err(|error| SyncFailure::Answer(error.to_string()))?;
-        match answer {
-            answer if answer.version != SYNC_VERSION => {
-                Err(SyncFailure::Answer(format!("version {} instead of {SYNC_VERSION}", answer.version)))
+        if let Some(version) = version_of(&answer).filter(|version| *version != SYNC_VERSION) {
+            return Err(SyncFailure::Answer(format!("version {version} instead of {SYNC_VERSION}")));
+        }
+        let bytes = [sent, answer.len() as u64];
+        serde_json::from_slice(&answer).map(|read| (read, bytes)).map_err(|error| SyncFailure::Answer(error.to_string()))
+    }
+}
+
+/// The exchanges with one Envoy: what it has been sent, and what has been read of it.
+struct Session {
+    fleet: Arc<Fleet>,
+    envoy: Arc<Envoy>,
+    interval: Duration,
+    /// When it began to count, which tells it from the one that was there before; nothing before the first answer.
+    counting_since_ms: Option<Option<u64>>,
+    place: Place,
+    /// Up to where its journal has been read.
+    journal: Vec<u64>,
+    /// The bucket of its table to read next, while all of it is read.
+    recall: Option<u32>,
+    /// Whether there is more of its journal.
+    more: bool,
+    /// Whether there is more of what others told than it has been sent.
+    behind: bool,
+    standby: bool,
+    complaints: HashSet<String>,
+}
+
+impl Session {
+    /// What it is sent now: with the snapshot if that is due; without it, what others told of conversations. The batch is the last part of
+    /// a hand-over if everybody else had been read before it was taken, and it has all of that.
+    fn request(&self, sequence: u64, with_pools: bool, batch: &Batch, has_read_others: bool) -> SyncRequest {
+        let now = Instant::now();
+        let request = if with_pools { self.fleet.snapshot(&self.envoy, sequence, now) } else { self.fleet.request(sequence) };
+        SyncRequest {
+            pause_ms: whole_ms(self.interval),
+            bindings: Bindings(batch.bindings.clone()),
+            handed_over: self
+                .counting_since_ms
+                .flatten()
+                .filter(|_| has_read_others && batch.place.is_handed_over() && !batch.more),
+            journal: self.journal.clone(),
+            recall: self.recall,
+            ..request
+        }
+    }
+
+    /// What it is to be sent of conversations; nothing while another collector sends it, or before it is known who it is.
+    fn batch(&self) -> Batch {
+        if self.standby || self.counting_since_ms.is_none() {
+            return Batch { place: self.place, ..Batch::default() };
+        }
+        self.fleet.affinity.batch(self.envoy.number, self.place)
+    }
+
+    /// Whether the next exchange should follow at once.
+    fn has_backlog(&self) -> bool {
+        self.more || self.behind || self.recall.is_some() || (!self.standby && !self.place.is_handed_over())
+    }
+
+    fn answered(&mut self, request: &SyncRequest, batch: &Batch, mut answer: SyncAnswer, bytes: [u64; 2]) {
+        let affinity = Arc::clone(&self.fleet.affinity);
+        // Before what it tells is taken in, of which nothing that it still holds may be left out.
+        if let Some(idle_s) = answer.idle_s {
+            affinity.hold_for(idle_s);
+        }
+        let told = std::mem::take(&mut answer.bindings).0;
+        affinity.learn(Teller::Envoy(self.envoy.number), &told, now_ms(), !answer.standby);
+        self.journal = std::mem::take(&mut answer.journal);
+        self.more = answer.more;
+        self.behind = batch.more && !answer.standby;
+        // What was overwritten in its journal is in its table.
+        self.recall = if answer.missed { Some(0) } else { answer.recall };
+        if self.counting_since_ms != Some(answer.counting_since_ms) {
+            self.counting_since_ms = Some(answer.counting_since_ms);
+            self.place = affinity.from_start();
+        } else if !answer.standby {
+            self.place = batch.place;
+        }
+        if self.standby && !answer.standby {
+            self.place = affinity.from_takeover();
+            affinity.tell_store();
+        }
+        if self.standby != answer.standby {
+            let what = if answer.standby { "has a later collector: this one stands by" } else { "is told by this collector now" };
+            tracing::info!("envoy {} {what}", self.envoy.url);
+        }
+        self.standby = answer.standby;
+        let is_read = !self.more && self.recall.is_none();
+        let mut exchanges = self.envoy.exchanges();
+        if exchanges.answer.is_none() || exchanges.problem.is_some() {
+            tracing::info!("envoy {} {}", self.envoy.url, if answer.standby { "answers" } else { "takes snapshots" });
+        }
+        exchanges.answered += 1;
+        exchanges.answered_at = Some(Instant::now());
+        exchanges.bindings += told.len() as u64;
+        exchanges.bindings_sent += if answer.standby { 0 } else { batch.bindings.len() as u64 };
+        exchanges.is_read = is_read;
+        exchanges.bytes = [exchanges.bytes[0] + bytes[0], exchanges.bytes[1] + bytes[1]];
+        if request.pools.is_empty()
+            && let Some(before) = exchanges.answer.take()
+        {
+            // Of pools it was not asked.
+            answer.pools = before.pools;
+        }
+        exchanges.answer = Some(answer);
+        exchanges.problem = None;
+        drop(exchanges);
+        let problem = differs(&self.fleet, &self.envoy);
+        self.complaints.retain(|complaint| problem == Some(complaint));
+        if let Some(problem) = problem.filter(|problem| self.complaints.insert((*problem).to_owned())) {
+            tracing::warn!("envoy {}: {problem}", self.envoy.url);
+        }
+    }
+
+    fn failed(&mut self, failure: &SyncFailure) {
+        let text = failure.to_string();
+        if self.complaints.len() < MAX_COMPLAINTS && self.complaints.insert(text.clone()) {
+            tracing::warn!("envoy {}: {text}", self.envoy.url);
+        }
+        let mut exchanges = self.envoy.exchanges();
+        exchanges.failed += 1;
+        exchanges.is_read = false;
+        exchanges.problem = Some(text);
+    }
+
+    /// Waits until there is something to send it that others told.
+    async fn news(&mut self, changes: &mut watch::Receiver<u64>) {
+        loop {
+            let batch = self.batch();
+            if !batch.bindings.is_empty() {
+                return;
             }
-            answer if answer.generation > snapshot.generation => Err(SyncFailure::Superseded(answer.generation)),
-            answer => Ok(answer),
+            // What it told itself is behind it.
+            self.place = batch.place;
+            if self.standby || changes.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
         }
     }
 }
 
-/// Pushes snapshots to the Envoy at `index` of the fleet for ever, one every `interval`.
+/// What is wrong with an Envoy that is set up otherwise than most, so that it does not agree with them.
+pub(crate) fn differs(fleet: &Fleet, envoy: &Envoy) -> Option<&'static str> {
+    let answer = envoy.exchanges().answer.clone()?;
+    if answer.key_check.is_some() && answer.key_check != fleet.of_most(|answer| answer.key_check.clone()) {
+        return Some(
+            "its hash_key is another than the other Envoys': it will never agree with them on a conversation's home; give every Envoy the \
+             same hash_key",
+        );
+    }
+    if answer.idle_s.is_some() && answer.idle_s != fleet.of_most(|answer| answer.idle_s) {
+        return Some(
+            "its idle_timeout is another than the other Envoys': conversations that pause have a home there and none elsewhere, or the \
+             other way round; give every Envoy the same idle_timeout",
+        );
+    }
+    None
+}
+
+/// Pushes snapshots to an Envoy of the fleet for ever, one every `interval`, and between them what others told of
+/// conversations.
 ///
-/// It begins when every source of endpoints was asked and every endpoint was polled once, or a collector that restarts would tell a running Envoy that all replicas are down.
-/// An Envoy that restarted needs nothing special: it gets the next snapshot like any other.
-pub(crate) async fn run(fleet: Arc<Fleet>, index: usize, mut control: Control, interval: Duration, telemetry: Arc<Telemetry>) {
-    let envoy = &fleet.envoys[index];
-    let telemetry = telemetry.envoy(&envoy.config.url.to_string());
+/// It begins when every source of endpoints was asked and every endpoint's state is known, or a collector that restarts would tell a
+/// running Envoy that replicas are down.
+/// An Envoy that is new or restarted is handed everything over that is known of conversations.
+pub(crate) async fn run(fleet: Arc<Fleet>, envoy: Arc<Envoy>, access: Access, interval: Duration, telemetry: Arc<Telemetry>) {
+    let telemetry = telemetry.envoy(&envoy.url.to_string());
+    let mut control = match access.control(&envoy.url) {
+        Ok(control) => control,
+        Err(error) => return tracing::error!("envoy {}: {error:#}", envoy.url),
+    };
     fleet.settled().await;
-    let mut complaints = HashSet::new();
+    let mut changes = fleet.affinity.watch();
+    let mut session = Session {
+        fleet,
+        envoy,
+        interval,
+        counting_since_ms: None,
+        place: Place::default(),
+        journal: Vec::new(),
+        recall: None,
+        more: false,
+        behind: false,
+        standby: false,
+        complaints: HashSet::new(),
+    };
     let mut pause = interval;
+    let mut snapshot_due = Instant::now();
     for sequence in 1.. {
         let started = Instant::now();
-        let result = control.exchange(&fleet, sequence).await;
+        let with_pools = started >= snapshot_due;
+        let has_read_others = session.fleet.has_read_others(&session.envoy, started);
+        let batch = session.batch();
+        let request = session.request(sequence, with_pools, &batch, has_read_others);
+        let result = control.exchange(&request).await;
         telemetry.exchanged(result.as_ref().err());
-        pause = match &result {
-            Ok(_) => interval,
-            Err(_) => (pause * 2).min(MAX_BACKOFF).max(interval),
-        };
-        keep(envoy, result, &mut complaints);
-        tokio::time::sleep_until(started + pause).await;
-    }
-}
-
-fn keep(envoy: &Envoy, result: Result<SyncAnswer, SyncFailure>, complaints: &mut HashSet<String>) {
-    let url = &envoy.config.url;
-    let mut exchanges = envoy.exchanges();
-    match result {
-        Ok(mut answer) => {
-            if exchanges.answer.is_none() || exchanges.problem.is_some() {
-                tracing::info!("envoy {url} takes snapshots");
+        match result {
+            Ok((answer, bytes)) => {
+                session.answered(&request, &batch, answer, bytes);
+                pause = interval;
             }
-            complaints.clear();
-            exchanges.answered += 1;
-            exchanges.answered_at = Some(Instant::now());
-            exchanges.bindings += std::mem::take(&mut answer.bindings).len() as u64;
-            exchanges.answer = Some(answer);
-            exchanges.problem = None;
+            Err(failure) => {
+                session.failed(&failure);
+                pause = (pause * 2).min(MAX_BACKOFF).max(interval);
+                tokio::time::sleep_until(started + pause).await;
+                snapshot_due = started;
+                continue;
+            }
         }
-        Err(failure) => {
-            let text = failure.to_string();
-            if complaints.len() < MAX_COMPLAINTS && complaints.insert(text.clone()) {
-                tracing::warn!("envoy {url}: {text}");
-            }
-            exchanges.failed += 1;
-            exchanges.problem = Some(text);
+        if with_pools {
+            snapshot_due = started + interval;
+        }
+        let floor = if session.has_backlog() { BACKLOG_PAUSE } else { NEWS_PAUSE };
+        tokio::time::sleep_until((started + floor).min(snapshot_due)).await;
+        if !session.has_backlog() {
+            // Whichever comes first.
+            let _ = tokio::time::timeout_at(snapshot_due, session.news(&mut changes)).await;
         }
     }
 }

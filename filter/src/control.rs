@@ -1,11 +1,12 @@
-//! The control role: `POST /homing/v1/sync` on a listener of its own.
+//! The control role, on a listener of its own: `POST /homing/v1/sync` takes snapshots, `GET /homing/v1/ready` says whether this Envoy
+//! knows the fleet's conversations.
 
 use core::cell::RefCell;
 use std::rc::Rc;
 
 use homing_routing::control::{Control, SyncError};
 use homing_routing::metric::ErrorKind;
-use homing_routing::sync::{MAX_SYNC_BYTES, SYNC_PATH};
+use homing_routing::sync::{MAX_SYNC_BYTES, READY_PATH, SYNC_PATH};
 use proxy_wasm::traits::{Context, HttpContext};
 use proxy_wasm::types::Action;
 use serde::Serialize;
@@ -30,6 +31,12 @@ pub(crate) struct ControlStream {
 #[derive(Serialize)]
 struct ErrorBody<'a> {
     error: &'a str,
+}
+
+#[derive(Serialize)]
+struct Unready<'a> {
+    ready: bool,
+    reason: &'a str,
 }
 
 impl ControlStream {
@@ -69,6 +76,20 @@ impl ControlStream {
         difference == 0 && shown.len() == wanted.len()
     }
 
+    /// Load balancers and kubelets ask this, without a token: it tells nothing else.
+    fn ready(&mut self) -> Action {
+        let unready = self.plane.control.try_borrow().map(|control| control.unready());
+        match unready {
+            Ok(Ok(None)) => self.answer(200, b"{\"ready\":true}"),
+            Ok(Ok(Some(why))) => {
+                let body = serde_json::to_vec(&Unready { ready: false, reason: why }).unwrap_or_default();
+                self.answer(503, &body)
+            }
+            Ok(Err(error)) => self.refuse(500, ErrorKind::Host, &error.to_string()),
+            Err(_) => self.refuse(503, ErrorKind::Host, "an exchange is under way: try again"),
+        }
+    }
+
     fn exchange(&mut self) -> Action {
         let body = match Envoy.body(self.buffered) {
             Ok(body) => body,
@@ -92,14 +113,19 @@ impl Context for ControlStream {}
 
 impl HttpContext for ControlStream {
     fn on_http_request_headers(&mut self, _count: usize, end_of_stream: bool) -> Action {
+        let path = Envoy.header(Map::Request, ":path").ok().flatten().unwrap_or_default();
+        let path = path.split(|byte| *byte == b'?').next();
+        let method = Envoy.header(Map::Request, ":method").ok().flatten();
+        if path == Some(READY_PATH.as_bytes()) && matches!(method.as_deref(), Some(b"GET" | b"HEAD")) {
+            return self.ready();
+        }
         if !self.is_authorized() {
             return self.refuse(401, ErrorKind::Unauthorized, "show the control listener's token: `authorization: Bearer <token>`");
         }
-        let path = Envoy.header(Map::Request, ":path").ok().flatten().unwrap_or_default();
-        if path.split(|byte| *byte == b'?').next() != Some(SYNC_PATH.as_bytes()) {
-            return self.refuse(404, ErrorKind::Refused, "the control listener has only /homing/v1/sync");
+        if path != Some(SYNC_PATH.as_bytes()) {
+            return self.refuse(404, ErrorKind::Refused, "the control listener has only /homing/v1/sync and /homing/v1/ready");
         }
-        if Envoy.header(Map::Request, ":method").ok().flatten().as_deref() != Some(b"POST") {
+        if method.as_deref() != Some(b"POST") {
             return self.refuse(405, ErrorKind::Refused, "POST a snapshot to /homing/v1/sync");
         }
         if end_of_stream {

@@ -1,19 +1,19 @@
-//! What admission costs: a request and a tick in a pool of 64 replicas with 64 conversations each and 256 requests in line, and a turn in a
-//! pool whose caches hold everything, with admission and without.
+//! What admission costs: a request, a tick and a look by the control role in a pool of 64 replicas with 64 conversations each and 256
+//! requests in line, and a turn in a pool whose caches hold everything, with admission and without.
 //!
 //! The host is in memory, so this is the routing's own cost: in Envoy each host call adds its own.
 
 use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
-use homing_routing::admission::Admission;
+use homing_routing::admission::{Admission, occupancy};
 use homing_routing::control::Control;
 use homing_routing::host::MemoryHost;
 use homing_routing::identity::{Conversation, Digest, Source};
 use homing_routing::policy::Policy;
 use homing_routing::replica::ReplicaName;
 use homing_routing::router::{Held, Request, Router, Settings, Ticket, Verdict};
-use homing_routing::sync::{PoolReport, ReplicaReport, ReplicaState, SYNC_VERSION, SyncRequest};
+use homing_routing::sync::{Peers, PoolReport, ReplicaReport, ReplicaState, SYNC_VERSION, SyncRequest};
 
 const POOL: &str = "pool";
 const REPLICAS: usize = 64;
@@ -43,6 +43,7 @@ fn router(replicas: usize, contexts: usize, admission: Option<Admission>) -> (Me
         max_num_seqs: 1024,
         prefix_hit_rate: None,
         age_ms: Some(0),
+        peers: Peers::default(),
     };
     let pools = vec![PoolReport {
         cluster: POOL.into(),
@@ -50,7 +51,7 @@ fn router(replicas: usize, contexts: usize, admission: Option<Admission>) -> (Me
         shared_tokens: None,
         replicas: (0..replicas).map(report).collect(),
     }];
-    let request = SyncRequest { version: SYNC_VERSION, generation: 1, sequence: 1, pools };
+    let request = SyncRequest { version: SYNC_VERSION, generation: 1, sequence: 1, pools, ..SyncRequest::default() };
     Control::new(host.clone()).exchange(&serde_json::to_vec(&request).expect("JSON")).expect("an exchange");
     (host, router)
 }
@@ -96,8 +97,11 @@ fn above_the_caches(c: &mut Criterion) {
             black_box(router.called(POOL.as_bytes()).expect("the line"))
         });
     });
+    group.bench_function("what the control role tells of it", |b| {
+        b.iter(|| black_box(occupancy(&host, POOL).expect("a working set")));
+    });
     group.finish();
-    drop((tickets, held, host));
+    drop((tickets, held));
 }
 
 fn below_the_caches(c: &mut Criterion) {

@@ -11,7 +11,7 @@ use homing_routing::identity::{Conversation, Digest, Source};
 use homing_routing::policy::Policy;
 use homing_routing::replica::ReplicaName;
 use homing_routing::router::{Request, Router, Settings, Ticket, Verdict};
-use homing_routing::sync::{PoolReport, ReplicaReport, ReplicaState, SYNC_VERSION, SyncRequest};
+use homing_routing::sync::{Peers, PoolReport, ReplicaReport, ReplicaState, SYNC_VERSION, SyncRequest};
 
 const POOL: &str = "pool";
 
@@ -33,6 +33,7 @@ fn router(replicas: usize) -> (MemoryHost, Router<MemoryHost>) {
         max_num_seqs: 256,
         prefix_hit_rate: None,
         age_ms: Some(0),
+        peers: Peers::default(),
     };
     let pools = vec![PoolReport {
         cluster: POOL.into(),
@@ -40,7 +41,7 @@ fn router(replicas: usize) -> (MemoryHost, Router<MemoryHost>) {
         shared_tokens: None,
         replicas: (0..replicas).map(report).collect(),
     }];
-    let request = SyncRequest { version: SYNC_VERSION, generation: 1, sequence: 1, pools };
+    let request = SyncRequest { version: SYNC_VERSION, generation: 1, sequence: 1, pools, ..SyncRequest::default() };
     Control::new(host.clone()).exchange(&serde_json::to_vec(&request).expect("JSON")).expect("an exchange");
     (host, router)
 }

@@ -4,28 +4,40 @@ use core::fmt;
 
 use hashbrown::{HashMap, HashSet};
 
-use crate::admission::Texts;
-use crate::bindings;
+use crate::admission::{Texts, occupancy};
+use crate::binding::{Binding, Bindings};
 use crate::codec::{Reader, Writer};
 use crate::host::{Expected, Host, HostError, MetricId};
+use crate::journal;
 use crate::metric::{ErrorKind, Metric, PromptPart};
 use crate::outcome::Outcome;
 use crate::policy::Terms;
 use crate::pool::{Registry, define_prompts, in_flight, snapshot_key};
-use crate::replica::{ReplicaId, ReplicaName};
+use crate::replica::ReplicaName;
+use crate::router::seconds;
+use crate::shared::Shared;
 use crate::since;
 use crate::snapshot::{Figures, Snapshot};
 use crate::sync::{
-    Binding, MAX_REPLICAS, MAX_SYNC_BYTES, OutcomeCounts, PoolAnswer, PoolReport, ReplicaAnswer, ReplicaReport, SYNC_VERSION,
-    SyncAnswer, SyncRequest,
+    MAX_BINDINGS, MAX_REPLICAS, MAX_SYNC_BYTES, OutcomeCounts, Peers, PoolAnswer, PoolReport, ReplicaAnswer, ReplicaReport,
+    SYNC_VERSION, SyncAnswer, SyncRequest, version_of,
 };
 
-/// How long the last exchange must be ago before a collector of an earlier generation is heard again: its clock may have been
-/// set back, or the later one may be gone for good.
-const FORGET_GENERATION_MS: u64 = 10_000;
+/// How long the collector of the latest generation must be silent before an earlier one is heard, at least: it has missed three
+/// exchanges by then.
+const SILENT_MS: u64 = 1_000;
+
+/// The longest that a collector can say it will be silent.
+const MAX_SILENT_MS: u64 = 30_000;
+
+/// How long an Envoy that starts waits for a collector before it counts as ready, and for one that is there but does not hand over.
+const NO_COLLECTOR_MS: u64 = 10_000;
+const NO_HANDOVER_MS: u64 = 30_000;
 
 const POSITION_KEY: &str = "homing/sync";
-const POSITION_LAYOUT: u8 = 1;
+const POSITION_LAYOUT: u8 = 2;
+const READY_KEY: &str = "homing/ready";
+const READY_LAYOUT: u8 = 1;
 const TRIES: usize = 3;
 
 /// Why an exchange was refused. Nothing was changed.
@@ -105,51 +117,117 @@ impl<H: Host> Control<H> {
     /// [`SyncError`] says why the snapshot was refused; then nothing was changed.
     pub fn exchange(&mut self, body: &[u8]) -> Result<SyncAnswer, SyncError> {
         let request = read(body)?;
-        self.advance(request.generation, request.sequence)?;
-        let mut pools = Vec::with_capacity(request.pools.len());
-        let mut names = HashMap::new();
-        for report in &request.pools {
-            names.extend(report.replicas.iter().map(|replica| (replica.replica.id(), replica.replica)));
-            // A pool this Envoy does not route needs no key in shared data.
-            if let Some(terms) = Terms::published(&self.host, &report.cluster)? {
-                pools.push(self.take(report, terms)?);
+        let in_force = self.advance(&request)?;
+        let standby = in_force != (request.generation, request.sequence);
+        let clock = Clock::of(&request, self.host.now_ms());
+        let shared = Shared::published(&self.host)?;
+        let since_ms = since::noted(&self.host)?;
+        if let Some(shared) = shared.as_ref().filter(|_| !standby) {
+            self.merge(shared, &request.bindings, clock)?;
+            if request.handed_over.is_some() && request.handed_over == since_ms {
+                self.host.write(READY_KEY, &[READY_LAYOUT], Expected::Anything)?;
             }
         }
+        let mut pools = Vec::with_capacity(request.pools.len());
+        for report in &request.pools {
+            // A pool this Envoy does not route needs no key in shared data.
+            if let Some(terms) = Terms::published(&self.host, &report.cluster)? {
+                pools.push(self.take(report, terms, (!standby).then_some(clock))?);
+            }
+        }
+        let journal::Found { mut bindings, cursor, more, missed } = journal::read(&self.host, &request.journal, MAX_BINDINGS)?;
+        let mut recall = None;
+        if let (Some(from), Some(shared)) = (request.recall, &shared) {
+            let (recalled, next) = shared.table().recall(&self.host, from, clock.now_s(), MAX_BINDINGS)?;
+            bindings.extend(recalled.into_iter().map(|told| clock.to_fleet(told)));
+            recall = next;
+        }
+        let (generation, sequence) = in_force;
         Ok(SyncAnswer {
             version: SYNC_VERSION,
-            generation: request.generation,
-            sequence: request.sequence,
+            generation,
+            sequence,
+            standby,
             pools,
-            bindings: self.bindings(&names)?,
+            bindings: Bindings(bindings),
+            journal: cursor,
+            more,
+            missed,
+            recall,
             bindings_dropped: self.bindings_dropped()?,
+            idle_s: shared.map(|shared| shared.idle_s),
+            key_check: shared.map(|shared| format!("{:016x}", shared.key_check)),
             filter_version: env!("CARGO_PKG_VERSION").to_owned(),
-            counting_since_ms: since::noted(&self.host)?,
+            counting_since_ms: since_ms,
         })
     }
 
-    /// Moves on to a snapshot's place in the order, if it is not behind.
-    fn advance(&self, generation: u64, sequence: u64) -> Result<(), SyncError> {
+    /// Why this Envoy should get no requests yet; `None` once it knows the homes of the fleet's conversations.
+    ///
+    /// It is ready when a collector has handed over what it knew, and after a while without a collector, so that nobody is locked out.
+    ///
+    /// # Errors
+    /// When the host refuses.
+    pub fn unready(&self) -> Result<Option<&'static str>, HostError> {
+        if self.host.read(READY_KEY)?.is_some_and(|stored| stored.bytes == [READY_LAYOUT]) {
+            return Ok(None);
+        }
+        let Some(since_ms) = since::noted(&self.host)? else {
+            return Ok(Some("no filter with `role: route` has been configured yet"));
+        };
         let now_ms = self.host.now_ms();
+        let heard = self.host.read(POSITION_KEY)?.and_then(|stored| Position::read(&stored.bytes));
+        let is_quiet = heard.is_none_or(|last| last.is_silent(now_ms));
+        let patience_ms = if is_quiet { NO_COLLECTOR_MS } else { NO_HANDOVER_MS };
+        // A start that is to come was noted by a clock that has been set back since.
+        if now_ms.checked_sub(since_ms).is_none_or(|up_ms| up_ms > patience_ms) {
+            self.host.write(READY_KEY, &[READY_LAYOUT], Expected::Anything)?;
+            return Ok(None);
+        }
+        Ok(Some(if is_quiet {
+            "no collector has come yet"
+        } else {
+            "the collector has not handed over every conversation's home yet"
+        }))
+    }
+
+    /// Moves on to a snapshot's place in the order, unless another collector's is in force; returns the place then in force.
+    fn advance(&self, request: &SyncRequest) -> Result<(u64, u64), SyncError> {
+        let now_ms = self.host.now_ms();
+        let place = (request.generation, request.sequence);
         for _ in 0..TRIES {
             let stored = self.host.read(POSITION_KEY)?;
-            if let Some((newest, at_ms)) = stored.as_ref().and_then(|stored| read_position(&stored.bytes)) {
-                // A time to come was written by a clock that has been set back since.
-                let long_ago = now_ms.checked_sub(at_ms).is_none_or(|ago| ago > FORGET_GENERATION_MS);
-                let gone = generation < newest.0 && long_ago;
-                if (generation, sequence) < newest && !gone {
-                    return Err(SyncError::Older { newest });
+            if let Some(last) = stored.as_ref().and_then(|stored| Position::read(&stored.bytes)).filter(|last| place < last.place) {
+                if request.generation == last.place.0 {
+                    return Err(SyncError::Older { newest: last.place });
+                }
+                if !last.is_silent(now_ms) {
+                    return Ok(last.place);
                 }
             }
-            let position = write_position((generation, sequence), now_ms);
-            if self.host.write(POSITION_KEY, &position, Expected::unchanged(stored.as_ref()))? {
-                return Ok(());
+            let silent_ms = request.pause_ms.saturating_mul(2).saturating_add(SILENT_MS / 4).clamp(SILENT_MS, MAX_SILENT_MS);
+            let position = Position { place, at_ms: now_ms, silent_ms };
+            if self.host.write(POSITION_KEY, &position.write(), Expected::unchanged(stored.as_ref()))? {
+                return Ok(place);
             }
         }
         // Other threads took three snapshots meanwhile; theirs are as new.
+        Ok(place)
+    }
+
+    /// Takes in what other Envoys told.
+    fn merge(&mut self, shared: &Shared, bindings: &Bindings, clock: Clock) -> Result<(), HostError> {
+        let mut told: Vec<_> = bindings.0.iter().map(|binding| clock.to_local(*binding)).collect();
+        let lost = shared.table().merge(&self.host, &mut told, clock.now_s())?;
+        if lost > 0 {
+            let counter = self.counter(ErrorKind::BindingDropped)?;
+            self.host.add(counter, i64::try_from(lost).unwrap_or(i64::MAX))?;
+        }
         Ok(())
     }
 
-    fn take(&mut self, report: &PoolReport, terms: Terms) -> Result<PoolAnswer, HostError> {
+    /// Answers for one pool; with a clock, takes what is reported of it too.
+    fn take(&mut self, report: &PoolReport, terms: Terms, taken: Option<Clock>) -> Result<PoolAnswer, HostError> {
         let Self { host, pools, .. } = self;
         if !pools.contains_key(&report.cluster) {
             let version = host.define(&Metric::SnapshotVersion { pool: &report.cluster })?;
@@ -172,7 +250,10 @@ impl<H: Host> Control<H> {
             bytes_per_token: report.bytes_per_token.unwrap_or(known.bytes_per_token),
             shared_tokens: report.shared_tokens.unwrap_or(known.shared_tokens),
         };
-        let mut snapshot = Snapshot { received_ms: host.now_ms(), texts, replicas: Vec::with_capacity(report.replicas.len()) };
+        let clock_ahead_ms = taken.map_or(0, |clock| clock.ahead_ms);
+        let replicas = Vec::with_capacity(report.replicas.len());
+        let has_peers = report.replicas.iter().any(|replica| replica.peers != Peers::default());
+        let mut snapshot = Snapshot { received_ms: host.now_ms(), clock_ahead_ms, has_peers, texts, replicas };
         let mut answers = Vec::with_capacity(report.replicas.len());
         for reported in &report.replicas {
             let replica = pool.registry.replica(host, &report.cluster, &reported.replica)?;
@@ -186,11 +267,14 @@ impl<H: Host> Control<H> {
             answers.push(ReplicaAnswer {
                 replica: reported.replica,
                 in_flight,
+                own,
                 spill_threshold: terms.threshold(&figures),
                 spill_margin: Some(terms.margin(&figures)),
                 held_conversations: Some(host.value(replica.held)?),
                 recent_conversations: Some(host.value(replica.recent)?),
                 recent_context_bytes: Some(host.value(replica.recent_context)?),
+                active_conversations: None,
+                active_context_tokens: None,
                 requests: OutcomeCounts {
                     sticky: count(Outcome::Sticky)?,
                     placed: count(Outcome::Placed)?,
@@ -202,8 +286,14 @@ impl<H: Host> Control<H> {
                 },
             });
         }
-        host.write(&key, &snapshot.encode(), Expected::Anything)?;
-        host.add(pool.version, 1)?;
+        if taken.is_some() {
+            host.write(&key, &snapshot.encode(), Expected::Anything)?;
+            host.add(pool.version, 1)?;
+        }
+        let admission = match terms.admits {
+            true => Some(occupancy(host, &report.cluster)?.tell(host.now_ms(), &mut answers)),
+            false => None,
+        };
         let [prompt_bytes, repeated_bytes, first_turns] = pool.prompts;
         Ok(PoolAnswer {
             cluster: report.cluster.clone(),
@@ -214,16 +304,9 @@ impl<H: Host> Control<H> {
             prompt_bytes: host.value(prompt_bytes)?,
             repeated_bytes: host.value(repeated_bytes)?,
             first_turns: host.value(first_turns)?,
+            admission,
             replicas: answers,
         })
-    }
-
-    fn bindings(&self, names: &HashMap<ReplicaId, ReplicaName>) -> Result<Vec<Binding>, HostError> {
-        let named = |bound: bindings::Bound| {
-            let home = *names.get(&bound.home)?;
-            Some(Binding { conversation: bound.digest.to_string(), home, last_turn: bound.last_turn })
-        };
-        Ok(bindings::take(&self.host)?.into_iter().filter_map(named).collect())
     }
 
     fn bindings_dropped(&mut self) -> Result<u64, HostError> {
@@ -251,15 +334,19 @@ impl<H: Host> Control<H> {
 /// What is stored of one replica.
 ///
 /// `own` is the most of this Envoy's requests that the engine can have counted: those in flight and those that have ended since
-/// the exchange before the last, since an engine's figures are as old as its last step and the scrape. What is above that was
-/// sent by others.
+/// the exchange before the last, since an engine's figures are as old as its last step and the scrape. What is above that, and above
+/// what the other Envoys take for theirs, was sent by others; of the other Envoys what is in flight counts.
 fn figures(reported: &ReplicaReport, own: u64, ended: [u64; 2]) -> Figures {
     let own = u32::try_from(own).unwrap_or(u32::MAX);
     Figures {
         state: reported.state,
         running: reported.running,
         waiting: reported.waiting,
-        others: reported.running.saturating_add(reported.waiting).saturating_sub(own),
+        others: reported
+            .running
+            .saturating_add(reported.waiting)
+            .saturating_sub(own.saturating_add(reported.peers.own))
+            .saturating_add(reported.peers.in_flight),
         kv_usage: reported.kv_usage,
         cache_tokens: reported.cache_tokens,
         max_num_seqs: reported.max_num_seqs,
@@ -273,7 +360,10 @@ fn read(body: &[u8]) -> Result<SyncRequest, SyncError> {
     if body.len() > MAX_SYNC_BYTES {
         return Err(SyncError::TooLarge);
     }
-    let request: SyncRequest = serde_json::from_slice(body).map_err(|error| SyncError::Malformed(error.to_string()))?;
+    let request: SyncRequest = serde_json::from_slice(body).map_err(|error| match version_of(body) {
+        Some(version) if version != SYNC_VERSION => SyncError::Version(version),
+        _ => SyncError::Malformed(error.to_string()),
+    })?;
     if request.version != SYNC_VERSION {
         return Err(SyncError::Version(request.version));
     }
@@ -282,6 +372,9 @@ fn read(body: &[u8]) -> Result<SyncRequest, SyncError> {
 }
 
 fn check(request: &SyncRequest) -> Result<(), SyncError> {
+    if request.bindings.0.len() > MAX_BINDINGS {
+        return Err(SyncError::Invalid(format!("it has more than {MAX_BINDINGS} bindings")));
+    }
     let mut clusters = HashSet::new();
     for pool in &request.pools {
         let cluster = &pool.cluster;
@@ -308,17 +401,70 @@ fn check(request: &SyncRequest) -> Result<(), SyncError> {
     Ok(())
 }
 
-fn read_position(bytes: &[u8]) -> Option<((u64, u64), u64)> {
-    let mut reader = Reader::open(bytes, POSITION_LAYOUT)?;
-    Some(((reader.u64()?, reader.u64()?), reader.u64()?))
+/// The newest snapshot's place in the order, and when it came.
+#[derive(Clone, Copy)]
+struct Position {
+    /// Generation and sequence number.
+    place: (u64, u64),
+    at_ms: u64,
+    /// How long it may be ago before its collector counts as silent.
+    silent_ms: u64,
 }
 
-fn write_position((generation, sequence): (u64, u64), at_ms: u64) -> [u8; 25] {
-    let mut bytes = [0; 25];
-    let mut writer = Writer::over(&mut bytes);
-    writer.u8(POSITION_LAYOUT);
-    writer.u64(generation);
-    writer.u64(sequence);
-    writer.u64(at_ms);
-    bytes
+impl Position {
+    fn is_silent(&self, now_ms: u64) -> bool {
+        // A time to come was written by a clock that has been set back since.
+        now_ms.checked_sub(self.at_ms).is_none_or(|ago| ago > self.silent_ms.min(MAX_SILENT_MS))
+    }
+
+    fn read(bytes: &[u8]) -> Option<Self> {
+        let mut reader = Reader::open(bytes, POSITION_LAYOUT)?;
+        Some(Self { place: (reader.u64()?, reader.u64()?), at_ms: reader.u64()?, silent_ms: reader.u64()? })
+    }
+
+    fn write(&self) -> [u8; 33] {
+        let mut bytes = [0; 33];
+        let mut writer = Writer::over(&mut bytes);
+        writer.u8(POSITION_LAYOUT);
+        writer.u64(self.place.0);
+        writer.u64(self.place.1);
+        writer.u64(self.at_ms);
+        writer.u64(self.silent_ms);
+        bytes
+    }
+}
+
+/// This machine's clock and the fleet's.
+#[derive(Clone, Copy)]
+struct Clock {
+    now_ms: u64,
+    /// How far the fleet's is ahead, in milliseconds.
+    ahead_ms: i64,
+}
+
+impl Clock {
+    fn of(request: &SyncRequest, now_ms: u64) -> Self {
+        let fleet_ms = if request.now_ms == 0 { now_ms } else { request.now_ms };
+        Self { now_ms, ahead_ms: fleet_ms.checked_signed_diff(now_ms).unwrap_or(0) }
+    }
+
+    fn now_s(&self) -> u32 {
+        seconds(self.now_ms)
+    }
+
+    fn ahead_s(&self) -> i32 {
+        i32::try_from(self.ahead_ms.checked_div(1000).unwrap_or(0)).unwrap_or(0)
+    }
+
+    /// A binding whose last turn is told by this machine's clock, by the fleet's.
+    fn to_fleet(self, told: Binding) -> Binding {
+        Binding { last_turn_s: told.last_turn_s.saturating_add_signed(self.ahead_s()), ..told }
+    }
+
+    /// The other way round, with nothing far ahead.
+    fn to_local(self, told: Binding) -> Binding {
+        let told = told.clamped(self.now_ms.saturating_add_signed(self.ahead_ms));
+        let last_turn_s = told.last_turn_s.saturating_sub_signed(self.ahead_s()).min(self.now_s());
+        Binding { last_turn_s, ..told }
+    }
 }

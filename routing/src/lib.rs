@@ -24,12 +24,13 @@
     )
 )]
 pub mod admission;
-mod bindings;
+pub mod binding;
 mod codec;
 pub mod control;
 pub mod estimate;
 pub mod host;
 pub mod identity;
+mod journal;
 mod lanes;
 mod ledger;
 pub mod metric;
@@ -38,6 +39,7 @@ pub mod policy;
 pub mod pool;
 pub mod replica;
 pub mod router;
+mod shared;
 mod since;
 pub mod snapshot;
 mod sweep;

@@ -6,6 +6,7 @@
 
 use core::fmt;
 
+use crate::admission::Reason;
 use crate::outcome::Outcome;
 
 /// One statistic.
@@ -146,8 +147,8 @@ impl PromptPart {
 /// What admission did with a request, each counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AdmissionEvent {
-    /// It did not fit and was held.
-    Held,
+    /// It was held, and why.
+    Held(Reason),
     /// It was sent after having been held.
     Admitted,
     /// It was sent although it did not fit: the line was full, or it had waited for too long.
@@ -158,12 +159,23 @@ pub enum AdmissionEvent {
 
 impl AdmissionEvent {
     /// Every event.
-    pub const ALL: [Self; 4] = [Self::Held, Self::Admitted, Self::Overdue, Self::Rejected];
+    pub const ALL: [Self; 7] = [
+        Self::Held(Reason::NoRoom),
+        Self::Held(Reason::BehindOthers),
+        Self::Held(Reason::TurnsUsed),
+        Self::Held(Reason::Outgrown),
+        Self::Admitted,
+        Self::Overdue,
+        Self::Rejected,
+    ];
 
     /// The label's value.
     pub fn as_str(self) -> &'static str {
         match self {
-            Self::Held => "held",
+            Self::Held(Reason::NoRoom) => "held_no_room",
+            Self::Held(Reason::BehindOthers) => "held_behind_others",
+            Self::Held(Reason::TurnsUsed) => "held_turns_used",
+            Self::Held(Reason::Outgrown) => "held_outgrown",
             Self::Admitted => "admitted",
             Self::Overdue => "overdue",
             Self::Rejected => "rejected",

@@ -77,9 +77,11 @@ pub(crate) struct Terms {
     threshold: Limit,
     margin: Limit,
     max_num_seqs: u32,
+    /// Whether only as many conversations are admitted as the caches hold.
+    pub(crate) admits: bool,
 }
 
-const LAYOUT: u8 = 2;
+const LAYOUT: u8 = 3;
 
 impl Terms {
     pub(crate) fn of(policy: &Policy) -> Self {
@@ -88,6 +90,7 @@ impl Terms {
             threshold: policy.spill_threshold,
             margin: policy.spill_margin,
             max_num_seqs: policy.max_num_seqs.unwrap_or(DEFAULT_MAX_NUM_SEQS),
+            admits: policy.admission.is_some(),
         }
     }
 
@@ -118,7 +121,7 @@ impl Terms {
 
     /// Tells the control role of this pool.
     pub(crate) fn publish(&self, host: &impl Host, cluster: &str) -> Result<(), HostError> {
-        let mut bytes = [0; 16];
+        let mut bytes = [0; 17];
         let mut writer = Writer::over(&mut bytes);
         writer.u8(LAYOUT);
         writer.u8(u8::from(self.affinity));
@@ -131,6 +134,7 @@ impl Terms {
             writer.u32(value);
         }
         writer.u32(self.max_num_seqs);
+        writer.u8(u8::from(self.admits));
         host.write(&key(cluster), &bytes, Expected::Anything).map(drop)
     }
 
@@ -147,7 +151,8 @@ impl Terms {
             Some(if fixed { Limit::Fixed(value) } else { Limit::Auto })
         };
         let (threshold, margin) = (limit()?, limit()?);
-        Some(Self { affinity, threshold, margin, max_num_seqs: reader.u32()? })
+        let max_num_seqs = reader.u32()?;
+        Some(Self { affinity, threshold, margin, max_num_seqs, admits: reader.u8()? != 0 })
     }
 }
 

@@ -232,6 +232,10 @@ pub struct Pool {
     version: MetricId,
     version_read: Option<u64>,
     received_ms: Option<u64>,
+    /// How far the fleet's clock is ahead of this machine's, in milliseconds.
+    clock_ahead_ms: i64,
+    /// Whether other Envoys place conversations on these replicas too.
+    pub(crate) has_peers: bool,
     /// What admission needs: the working set, what is known of the pool's texts, the replicas that take turns, think times.
     pub(crate) working_set: Rc<SharedSet>,
     pub(crate) texts: Texts,
@@ -263,6 +267,8 @@ impl Pool {
             version,
             version_read: None,
             received_ms: None,
+            clock_ahead_ms: 0,
+            has_peers: false,
             working_set: Rc::new(SharedSet::new(host, &policy.cluster)?),
             texts: Texts::default(),
             rooms: Rooms::default(),
@@ -295,6 +301,8 @@ impl Pool {
             self.texts = snapshot.texts;
             self.set_members(host, &snapshot.replicas)?;
             self.received_ms = Some(snapshot.received_ms);
+            self.clock_ahead_ms = snapshot.clock_ahead_ms;
+            self.has_peers = snapshot.has_peers;
         }
         self.version_read = Some(version);
         Ok(())
@@ -360,7 +368,8 @@ impl Pool {
     }
 
     pub(crate) fn count_admission(&self, host: &impl Host, event: AdmissionEvent) -> Result<(), HostError> {
-        self.admission_events.get(event as usize).map_or(Ok(()), |counter| host.add(*counter, 1))
+        let counter = AdmissionEvent::ALL.iter().zip(&self.admission_events).find(|(known, _)| **known == event);
+        counter.map_or(Ok(()), |(_, counter)| host.add(*counter, 1))
     }
 
     /// Counts a request's prompt that was served: its bytes, and how many of them the replica had read before.
@@ -418,6 +427,11 @@ impl Pool {
         // A snapshot that another thread took in this very moment is new; one of a later time is from a clock set back since.
         let received_ms = self.received_ms?;
         now_ms.checked_sub(received_ms).or_else(|| (received_ms.abs_diff(now_ms) < SAME_MOMENT_MS).then_some(0))
+    }
+
+    /// The time by the fleet's clock, in milliseconds since 1970.
+    pub(crate) fn fleet_ms(&self, now_ms: u64) -> u64 {
+        now_ms.saturating_add_signed(self.clock_ahead_ms)
     }
 
     /// Whether a replica's cache has room for a new conversation beside the context it holds of late; a cache of unknown size has.

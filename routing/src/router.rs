@@ -11,15 +11,16 @@ use std::rc::Rc;
 
 use hashbrown::HashMap;
 
-use crate::bindings::{self, Bound};
 use crate::host::{Host, HostError, MetricId};
 use crate::identity::{Conversation, Digest};
+use crate::journal;
 use crate::lanes::Lane;
 use crate::metric::{ErrorKind, Metric};
 use crate::outcome::Outcome;
 use crate::policy::{Policy, Terms};
 use crate::pool::{Pool, Replica};
 use crate::replica::{ReplicaId, ReplicaName};
+use crate::shared::Shared;
 use crate::since;
 use crate::table::{Entry, Table};
 pub use admit::Held;
@@ -29,8 +30,8 @@ pub use ticket::{Served, Ticket};
 /// How often a value that other threads change too is tried.
 pub(crate) const TRIES: usize = 3;
 
-/// A collector that has sent nothing for this long does not come for bindings either.
-const COLLECTOR_GONE_MS: u64 = 60_000;
+/// How often other Envoys are told that a conversation is still active, at most; they forget it after the idle time.
+const RENEWED_S: u32 = 60;
 
 /// Settings that hold for every pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -116,6 +117,7 @@ impl<H: Host> Router<H> {
         let table = Table::new(settings.max_conversations, settings.idle_s);
         table.prepare(&host)?;
         since::note(&host)?;
+        Shared::of(&settings).publish(&host)?;
         let mut clusters: Vec<_> = policies.iter().map(|policy| policy.cluster.as_str()).collect();
         clusters.sort_unstable();
         let lanes_key = format!("homing/lanes/{}", clusters.join(","));
@@ -319,9 +321,10 @@ impl<H: Host> Router<H> {
             if stays && known.is_some_and(|entry| entry.is_fresh(request.bytes, now_s)) {
                 return Ok(Some(taken));
             }
-            let (entry, binds) = remembered(known, digest, &taken, request.bytes, now_s, self.settings.turns_away);
+            let (entry, rebinds) = remembered(known, digest, &taken, request.bytes, self.moment(pool), self.settings.turns_away);
+            let is_told = rebinds || known.is_some_and(|known| is_worth_telling(&known, &entry, self.settings.idle_s));
             if self.table.store(&self.host, bucket, &entry)? {
-                if binds {
+                if is_told {
                     self.journal(cluster, &entry)?;
                 }
                 return Ok(Some(taken));
@@ -337,19 +340,46 @@ impl<H: Host> Router<H> {
         Ok(self.table.entry(&bucket, now_s).map(|entry| entry.home))
     }
 
-    /// Notes a new home for the collector, if there is one.
+    /// Notes an entry for the other Envoys.
     fn journal(&mut self, cluster: &[u8], entry: &Entry) -> Result<(), HostError> {
-        let age_ms = self.pools.get(cluster).and_then(|pool| pool.snapshot_age_ms(self.now_ms));
-        if age_ms.is_none_or(|age_ms| age_ms > COLLECTOR_GONE_MS) {
-            return Ok(());
-        }
-        let bound = Bound { digest: entry.digest, home: entry.home, last_turn: entry.last_turn };
-        let dropped = bindings::append(&self.host, bound)?;
-        if dropped > 0 {
-            self.count_error(ErrorKind::BindingDropped, dropped);
+        let Some(pool) = self.pools.get(cluster) else { return Ok(()) };
+        if !journal::append(&self.host, &entry.told(seconds(pool.fleet_ms(self.now_ms))))? {
+            self.count_error(ErrorKind::BindingDropped, 1);
         }
         Ok(())
     }
+
+    fn moment(&self, pool: &Pool) -> Moment {
+        Moment { now_s: seconds(self.now_ms), fleet_ms: pool.fleet_ms(self.now_ms) }
+    }
+}
+
+/// The time of a decision, by this machine's clock and by the fleet's.
+#[derive(Clone, Copy)]
+struct Moment {
+    now_s: u32,
+    fleet_ms: u64,
+}
+
+impl Moment {
+    /// When a conversation gets a new home now: later than it got the one it had, as far as this Envoy knows.
+    fn binds(self, known: Option<&Entry>) -> u64 {
+        known.map_or(self.fleet_ms, |known| self.fleet_ms.max(known.bound_at_ms.saturating_add(1)))
+    }
+}
+
+/// Whether other Envoys should hear of an entry whose home is the same: its last turn has come into another minute, or what the home
+/// has read into another quarter of a power of two. Nothing has to be stored to know what they were told last.
+fn is_worth_telling(before: &Entry, after: &Entry, idle_s: u32) -> bool {
+    let period = RENEWED_S.min(idle_s / 8).max(1);
+    // Each conversation's minutes begin at another second, so that they are not all told at once.
+    let phase = (before.digest.0 as u32).checked_rem(period).unwrap_or(0);
+    let minute = |entry: &Entry| entry.last_turn.saturating_add(phase).checked_div(period);
+    let size = |bytes: u32| {
+        let exponent = bytes.max(4).ilog2();
+        (exponent, (bytes.max(4) >> exponent.saturating_sub(2)) & 3)
+    };
+    minute(before) != minute(after) || size(before.home_bytes) != size(after.home_bytes)
 }
 
 fn denied<H: Host>(pool: &Pool) -> Verdict<H> {
@@ -362,13 +392,20 @@ fn remembered<H: Host>(
     digest: Digest,
     taken: &Taken<H>,
     bytes: u32,
-    now_s: u32,
+    moment: Moment,
     most_away: u8,
 ) -> (Entry, bool) {
-    let replica = taken.home;
-    let fresh = Entry { digest, home: replica, second: None, home_bytes: bytes, second_bytes: 0, last_turn: now_s, turns_away: 0 };
+    let (replica, now_s, bound_at_ms) = (taken.home, moment.now_s, moment.binds(known.as_ref()));
+    let last_turn = now_s;
+    let fresh =
+        Entry { digest, home: replica, second: None, home_bytes: bytes, second_bytes: 0, last_turn, turns_away: 0, bound_at_ms };
     match (known, taken.outcome) {
-        (Some(entry), Outcome::Sticky) => (Entry { home_bytes: bytes, last_turn: now_s, turns_away: 0, ..entry }, false),
+        (Some(entry), Outcome::Sticky) => {
+            let stays = Entry { home_bytes: bytes, last_turn, turns_away: 0, ..entry };
+            // Of one home's sizes the larger wins elsewhere, so one that a client has made much smaller is bound anew.
+            let shrank = bytes < entry.home_bytes.saturating_sub(entry.home_bytes / 8);
+            (if shrank { Entry { bound_at_ms, ..stays } } else { stays }, shrank)
+        }
         (Some(entry), Outcome::Spilled) => {
             let again = entry.second == Some(replica);
             let turns_away = if again { entry.turns_away.saturating_add(1) } else { 1 };

@@ -7,8 +7,8 @@ use crate::codec::{Reader, Writer};
 use crate::replica::ReplicaName;
 use crate::sync::{MAX_REPLICAS, ReplicaState};
 
-const LAYOUT: u8 = 2;
-const HEADER_BYTES: usize = 1 + 8 + 4 + 4 + 4;
+const LAYOUT: u8 = 3;
+const HEADER_BYTES: usize = 1 + 8 + 8 + 1 + 4 + 4 + 4;
 const RECORD_BYTES: usize = 19 + 4 + 1 + 5 * 4 + 8 + 8 + 2 * 8;
 
 /// Figures of one replica.
@@ -20,7 +20,7 @@ pub struct Figures {
     pub running: u32,
     /// Requests that wait inside the engine.
     pub waiting: u32,
-    /// Of those, the ones other proxies and clients sent.
+    /// Requests that other Envoys and clients have there.
     pub others: u32,
     /// The share of the KV cache that running requests hold, 0 to 1.
     pub kv_usage: f32,
@@ -56,6 +56,10 @@ impl Default for Figures {
 pub struct Snapshot {
     /// When it came, by this Envoy's clock, in milliseconds since 1970.
     pub received_ms: u64,
+    /// How far the fleet's clock, which is the collector's, was ahead of this Envoy's then, in milliseconds.
+    pub clock_ahead_ms: i64,
+    /// Whether other Envoys send requests to the pool too.
+    pub has_peers: bool,
     /// What is known of the pool's texts.
     pub texts: Texts,
     /// Every replica of the pool.
@@ -67,10 +71,12 @@ impl Snapshot {
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let mut reader = Reader::open(bytes, LAYOUT)?;
         let received_ms = reader.u64()?;
+        let clock_ahead_ms = reader.u64()?.cast_signed();
+        let has_peers = reader.u8()? != 0;
         let texts = Texts { bytes_per_token: reader.f32()?, shared_tokens: reader.u32()? };
         let count = usize::try_from(reader.u32()?).ok().filter(|count| *count <= MAX_REPLICAS)?;
         let replicas = (0..count).map(|_| read_record(&mut reader)).collect::<Option<_>>()?;
-        reader.is_empty().then_some(Self { received_ms, texts, replicas })
+        reader.is_empty().then_some(Self { received_ms, clock_ahead_ms, has_peers, texts, replicas })
     }
 
     /// The bytes to store.
@@ -80,6 +86,8 @@ impl Snapshot {
         let mut writer = Writer::over(&mut bytes);
         writer.u8(LAYOUT);
         writer.u64(self.received_ms);
+        writer.u64(self.clock_ahead_ms.cast_unsigned());
+        writer.u8(u8::from(self.has_peers));
         writer.f32(self.texts.bytes_per_token);
         writer.u32(self.texts.shared_tokens);
         writer.u32(u32::try_from(count).unwrap_or(0));
@@ -177,12 +185,14 @@ mod tests {
         #[test]
         fn a_snapshot_reads_back_as_it_was_written(
             received_ms: u64,
+            clock_ahead_ms: i64,
+            has_peers: bool,
             bytes_per_token in 0.5_f32..16.0,
             shared_tokens: u32,
             replicas in prop::collection::vec((any_name(), any_figures()), 0..20),
         ) {
             let texts = Texts { bytes_per_token, shared_tokens };
-            let snapshot = Snapshot { received_ms, texts, replicas };
+            let snapshot = Snapshot { received_ms, clock_ahead_ms, has_peers, texts, replicas };
             prop_assert_eq!(Snapshot::decode(&snapshot.encode()), Some(snapshot));
         }
 

@@ -5,14 +5,22 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::admission::Reason;
+use crate::binding::Bindings;
 use crate::outcome::Outcome;
 use crate::replica::ReplicaName;
 
 /// The path of the exchange on the control listener.
 pub const SYNC_PATH: &str = "/homing/v1/sync";
 
+/// The path on the control listener that says whether this Envoy knows the conversations of the fleet.
+pub const READY_PATH: &str = "/homing/v1/ready";
+
 /// The version of this exchange. A side that sees another one refuses it.
-pub const SYNC_VERSION: u32 = 1;
+pub const SYNC_VERSION: u32 = 2;
+
+/// The most bindings that one request carries, and that one answer carries of the journal: 221,184 characters.
+pub const MAX_BINDINGS: usize = 4_096;
 
 /// The largest request body the control listener reads, in bytes.
 pub const MAX_SYNC_BYTES: usize = 4 << 20;
@@ -20,8 +28,8 @@ pub const MAX_SYNC_BYTES: usize = 4 << 20;
 /// The most replicas one pool may have.
 pub const MAX_REPLICAS: usize = 1024;
 
-/// What the collector sends: one snapshot a pool.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// What the collector sends: one snapshot a pool, and what other Envoys have told of conversations.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SyncRequest {
     /// [`SYNC_VERSION`].
@@ -30,8 +38,39 @@ pub struct SyncRequest {
     pub generation: u64,
     /// Counts up within a generation; an older one never replaces a newer.
     pub sequence: u64,
-    /// One snapshot for each pool the collector polls.
+    /// The fleet's clock, which is the collector's: milliseconds since 1970; 0 when it is not told.
+    pub now_ms: u64,
+    /// The longest time until this collector's next exchange, in milliseconds: another one is heard when this one is silent for
+    /// longer.
+    pub pause_ms: u64,
+    /// One snapshot for each pool the collector polls; none in an exchange that only carries bindings.
     pub pools: Vec<PoolReport>,
+    /// Homes that other Envoys told, at most [`MAX_BINDINGS`].
+    #[serde(default, skip_serializing_if = "Bindings::is_empty")]
+    pub bindings: Bindings,
+    /// Set once the Envoy that began to count then ([`SyncAnswer::counting_since_ms`]) has been sent, with this request, every home the
+    /// collector knew when it first saw it. One that has restarted since finds another time here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub handed_over: Option<u64>,
+    /// Up to where this collector has read the journal of this Envoy: [`SyncAnswer::journal`]; empty before the first answer.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub journal: Vec<u64>,
+    /// Asks for every home in the affinity table, from this bucket on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recall: Option<u32>,
+}
+
+/// The version of a request or an answer that cannot be read otherwise.
+pub fn version_of(body: &[u8]) -> Option<u32> {
+    #[derive(Deserialize)]
+    struct Versioned {
+        version: u32,
+    }
+    serde_json::from_slice(body).ok().map(|Versioned { version }| version)
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
 /// What the collector last saw of one pool.
@@ -87,6 +126,19 @@ pub struct ReplicaReport {
     pub prefix_hit_rate: Option<f32>,
     /// Milliseconds since these figures were read; absent when none were.
     pub age_ms: Option<u64>,
+    /// What the other Envoys have there.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub peers: Peers,
+}
+
+/// Requests of the other Envoys at one replica, by their last answers; those of an Envoy that is silent are not in it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Peers {
+    /// Requests they have in flight there.
+    pub in_flight: u32,
+    /// How many of the engine's requests may be theirs: the sum of [`ReplicaAnswer::own`].
+    pub own: u32,
 }
 
 /// What an Envoy answers.
@@ -98,14 +150,32 @@ pub struct SyncAnswer {
     pub generation: u64,
     /// The sequence number of the snapshot now in force.
     pub sequence: u64,
+    /// Whether another collector of a later generation is heard instead: nothing of this request was taken.
+    pub standby: bool,
     /// One entry for each pool that both sides know.
     pub pools: Vec<PoolAnswer>,
-    /// Conversations that got a home or a new one since the last exchange, oldest first.
-    pub bindings: Vec<Binding>,
-    /// Bindings that were dropped because too many came between two exchanges, since Envoy started.
+    /// Homes this Envoy made or renewed since [`SyncRequest::journal`], and those it was asked to recall.
+    pub bindings: Bindings,
+    /// Up to where its journal has been read with this answer.
+    pub journal: Vec<u64>,
+    /// Whether its journal has more.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub more: bool,
+    /// Whether some of the journal was overwritten before it was read; a recall has it.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub missed: bool,
+    /// The bucket to go on recalling from; absent at the end, or when no recall was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recall: Option<u32>,
+    /// Homes that could not be noted in the journal, or of another Envoy's not in the table, since other threads wrote at every try.
     pub bindings_dropped: u64,
-    /// The filter's version; empty when an older one answers.
-    #[serde(default)]
+    /// Conversations are no longer held this many seconds after their last turn; absent before the filter routes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub idle_s: Option<u32>,
+    /// The same on every Envoy that has the same `hash_key`: 16 hex digits; absent before the filter routes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key_check: Option<String>,
+    /// The filter's version.
     pub filter_version: String,
     /// Since when this Envoy counts requests, in milliseconds since 1970; absent when it does not say.
     #[serde(default)]
@@ -137,6 +207,9 @@ pub struct PoolAnswer {
     /// Requests of which the replica had read nothing before.
     #[serde(default)]
     pub first_turns: u64,
+    /// What admission does; absent in a pool that admits everything, and when an older filter answers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub admission: Option<AdmissionAnswer>,
     /// One entry a replica of the snapshot in force.
     pub replicas: Vec<ReplicaAnswer>,
 }
@@ -148,6 +221,8 @@ pub struct ReplicaAnswer {
     pub replica: ReplicaName,
     /// Requests sent there that have not ended.
     pub in_flight: u64,
+    /// How many of the engine's requests may be this Envoy's: those in flight and those that ended since the exchange before the last.
+    pub own: u64,
     /// The load above which a conversation may be served elsewhere.
     pub spill_threshold: u32,
     /// How much lower another replica's load must be then; absent when an older filter answers, as are the three below.
@@ -162,8 +237,77 @@ pub struct ReplicaAnswer {
     /// Bytes of the last request of each of these, together.
     #[serde(default)]
     pub recent_context_bytes: Option<u64>,
+    /// Conversations with a place there: a turn is in flight, or the next may still come. Absent, as the one below, in a pool that admits
+    /// everything.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub active_conversations: Option<u64>,
+    /// Tokens of their contexts together, [`AdmissionAnswer::shared_tokens`] counted once; an estimate.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub active_context_tokens: Option<u64>,
     /// Requests by outcome.
     pub requests: OutcomeCounts,
+}
+
+/// The line of a pool that admits by working set, in one Envoy.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AdmissionAnswer {
+    /// Requests held now.
+    pub held: u64,
+    /// For how long the first of them has been, in milliseconds; absent when none is.
+    pub oldest_held_ms: Option<u64>,
+    /// Those held now, by why they were held when they came.
+    pub by_reason: HeldCounts,
+    /// Tokens that all conversations share, which count once at each replica with an active one.
+    pub shared_tokens: u32,
+}
+
+/// Held requests by why they were held when they came.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "each field is the reason of the same name in `Reason`")]
+pub struct HeldCounts {
+    pub no_room: u64,
+    pub behind_others: u64,
+    pub turns_used: u64,
+    pub outgrown: u64,
+}
+
+impl HeldCounts {
+    /// Each reason's name, as the statistics write it, and its count.
+    pub fn named(&self) -> [(&'static str, u64); 4] {
+        [
+            (Reason::NoRoom.as_str(), self.no_room),
+            (Reason::BehindOthers.as_str(), self.behind_others),
+            (Reason::TurnsUsed.as_str(), self.turns_used),
+            (Reason::Outgrown.as_str(), self.outgrown),
+        ]
+    }
+
+    /// These and those of another.
+    #[must_use]
+    pub fn and(&self, other: &Self) -> Self {
+        Self {
+            no_room: self.no_room.saturating_add(other.no_room),
+            behind_others: self.behind_others.saturating_add(other.behind_others),
+            turns_used: self.turns_used.saturating_add(other.turns_used),
+            outgrown: self.outgrown.saturating_add(other.outgrown),
+        }
+    }
+}
+
+impl FromIterator<Reason> for HeldCounts {
+    fn from_iter<I: IntoIterator<Item = Reason>>(reasons: I) -> Self {
+        let mut counts = Self::default();
+        for reason in reasons {
+            let count = match reason {
+                Reason::NoRoom => &mut counts.no_room,
+                Reason::BehindOthers => &mut counts.behind_others,
+                Reason::TurnsUsed => &mut counts.turns_used,
+                Reason::Outgrown => &mut counts.outgrown,
+            };
+            *count = count.saturating_add(1);
+        }
+        counts
+    }
 }
 
 /// Requests by outcome, counted where they were served.
@@ -211,15 +355,4 @@ impl OutcomeCounts {
             passed: self.passed.saturating_add(other.passed),
         }
     }
-}
-
-/// A conversation and its home.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Binding {
-    /// The conversation's digest: 32 hex digits.
-    pub conversation: String,
-    /// Where it lives.
-    pub home: ReplicaName,
-    /// When its last turn began, in seconds since 1970.
-    pub last_turn: u32,
 }

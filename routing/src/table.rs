@@ -7,12 +7,13 @@
 //! that a bucket overflows while the table holds its number is about 1 in 7,000 (Poisson), so that almost nothing is forgotten
 //! early.
 
+use crate::binding::Binding;
 use crate::codec::{Reader, Writer};
 use crate::host::{Expected, Host, HostError, Stored};
 use crate::identity::Digest;
 use crate::replica::ReplicaId;
 
-const LAYOUT: u8 = 1;
+const LAYOUT: u8 = 2;
 
 /// Entries in a bucket.
 pub const WAYS: usize = 32;
@@ -20,8 +21,14 @@ pub const WAYS: usize = 32;
 /// Conversations a bucket is to hold, half its entries.
 const CONVERSATIONS_PER_BUCKET: u32 = 16;
 
+/// How often a bucket is tried that other threads write too, before what other Envoys tell of it is given up.
+const MERGE_TRIES: usize = 10;
+
+/// Buckets that are read at once when everything is recalled: what a worker does meanwhile waits.
+const RECALL_BUCKETS: u32 = 1_024;
+
 /// The bytes of one stored entry.
-const ENTRY_BYTES: usize = 48;
+const ENTRY_BYTES: usize = 56;
 
 /// The bytes of one stored bucket.
 pub const BUCKET_BYTES: usize = 1 + WAYS * ENTRY_BYTES;
@@ -43,6 +50,8 @@ pub struct Entry {
     pub last_turn: u32,
     /// Turns in a row that were served at the second home.
     pub turns_away: u8,
+    /// When it got its home, in milliseconds since 1970 by the fleet's clock: of two Envoys' homes the later one wins.
+    pub bound_at_ms: u64,
 }
 
 /// Seconds an entry may be behind: rewriting a bucket costs more than the rest of a turn at home, and nothing needs to know the
@@ -78,6 +87,7 @@ impl Entry {
             second_bytes: reader.u32()?,
             last_turn: reader.u32()?,
             turns_away: reader.u8()?,
+            bound_at_ms: reader.u64()?,
         };
         (entry.home.0 != 0).then_some(entry)
     }
@@ -92,7 +102,39 @@ impl Entry {
         writer.u32(self.second_bytes);
         writer.u32(self.last_turn);
         writer.u8(self.turns_away);
+        writer.u64(self.bound_at_ms);
         place
+    }
+
+    /// This entry with what another Envoy tells of the conversation, its times by this machine's clock but for `bound_at_ms`.
+    fn merged(&self, told: &Binding) -> Self {
+        let merged = self.told(self.last_turn).merged(*told);
+        let mut entry = Self { home_bytes: merged.bytes, last_turn: merged.last_turn_s, bound_at_ms: merged.bound_at_ms, ..*self };
+        if merged.home != self.home {
+            entry.home = merged.home;
+            // What the home before has read is still there, as when this Envoy moves the home itself.
+            (entry.second, entry.second_bytes, entry.turns_away) = (Some(self.home), self.home_bytes, 0);
+        }
+        entry
+    }
+
+    /// An entry of what another Envoy tells.
+    fn of(told: &Binding) -> Self {
+        Self {
+            digest: told.conversation,
+            home: told.home,
+            second: None,
+            home_bytes: told.bytes,
+            second_bytes: 0,
+            last_turn: told.last_turn_s,
+            turns_away: 0,
+            bound_at_ms: told.bound_at_ms,
+        }
+    }
+
+    /// What other Envoys are told of it; its last turn was at this time by the fleet's clock.
+    pub(crate) fn told(&self, last_turn_s: u32) -> Binding {
+        Binding { conversation: self.digest, home: self.home, bound_at_ms: self.bound_at_ms, last_turn_s, bytes: self.home_bytes }
     }
 }
 
@@ -165,6 +207,28 @@ impl Table {
         Ok(())
     }
 
+    /// Every active entry of the buckets from `from` on, as other Envoys are told it but with last turns by this machine's clock; with the
+    /// bucket to go on from, if there is one. It ends behind the bucket with which it has at least `enough`.
+    ///
+    /// # Errors
+    /// When the host refuses.
+    pub(crate) fn recall(
+        &self,
+        host: &impl Host,
+        from: u32,
+        now_s: u32,
+        enough: usize,
+    ) -> Result<(Vec<Binding>, Option<u32>), HostError> {
+        let mut found = Vec::new();
+        for index in from..self.buckets {
+            if found.len() >= enough || index.saturating_sub(from) >= RECALL_BUCKETS {
+                return Ok((found, Some(index)));
+            }
+            self.active(host, index, now_s, |entry| found.push(entry.told(entry.last_turn)))?;
+        }
+        Ok((found, None))
+    }
+
     /// The conversation's entry in an open bucket, unless it has been idle for too long.
     pub fn entry(&self, bucket: &Bucket, now_s: u32) -> Option<Entry> {
         let wanted = bucket.digest.0.to_le_bytes();
@@ -180,18 +244,51 @@ impl Table {
     /// # Errors
     /// When the host refuses.
     pub fn store(&self, host: &impl Host, mut bucket: Bucket, entry: &Entry) -> Result<bool, HostError> {
-        let wanted = bucket.digest.0.to_le_bytes();
-        let places = bucket.bytes.get_mut(1..).unwrap_or_default().as_chunks_mut::<ENTRY_BYTES>().0;
-        // The conversation's own place, else a free one, else the one that has been idle the longest.
-        let rank = |place: &[u8; ENTRY_BYTES]| match Entry::read(place) {
-            Some(_) if place.starts_with(&wanted) => (0, 0),
-            None => (1, 0),
-            Some(other) => (2, other.last_turn),
-        };
-        if let Some(place) = places.iter_mut().min_by_key(|place| rank(place)) {
+        if let Some(place) = place_for(&mut bucket.bytes, bucket.digest) {
             *place = entry.write();
         }
         host.write(&key(bucket.index), &bucket.bytes, bucket.expected)
+    }
+
+    /// Takes in what other Envoys tell, their last turns by this machine's clock. Each bucket is read and written once, so bindings that
+    /// come in the order of their digests cost the least. Returns how many could not be written, since other threads wrote the bucket at
+    /// every try.
+    ///
+    /// # Errors
+    /// When the host refuses.
+    pub(crate) fn merge(&self, host: &impl Host, told: &mut [Binding], now_s: u32) -> Result<usize, HostError> {
+        told.sort_unstable_by_key(|binding| binding.conversation);
+        let mut lost = 0_usize;
+        for run in told.chunk_by(|one, other| self.index(one.conversation) == self.index(other.conversation)) {
+            let Some(first) = run.first() else { continue };
+            let mut written = false;
+            for _ in 0..MERGE_TRIES {
+                let Bucket { index, expected, mut bytes, .. } = self.open(host, first.conversation)?;
+                let changed = run.iter().filter(|told| self.merge_one(&mut bytes, told, now_s)).count() > 0;
+                written = !changed || host.write(&key(index), &bytes, expected)?;
+                if written {
+                    break;
+                }
+            }
+            lost = lost.saturating_add(if written { 0 } else { run.len() });
+        }
+        Ok(lost)
+    }
+
+    /// Takes one binding into a bucket; says whether that changed it. What is idle is not taken, and none of what is here and was active
+    /// later makes room for it.
+    fn merge_one(&self, bytes: &mut [u8], told: &Binding, now_s: u32) -> bool {
+        let is_idle = now_s.saturating_sub(told.last_turn_s) > self.idle_s;
+        let Some(place) = place_for(bytes, told.conversation).filter(|_| !is_idle) else { return false };
+        let entry = match Entry::read(place) {
+            Some(known) if known.digest == told.conversation => known.merged(told),
+            Some(other) if other.last_turn >= told.last_turn_s => return false,
+            _ => Entry::of(told),
+        };
+        let entry = entry.write();
+        let changed = *place != entry;
+        *place = entry;
+        changed
     }
 
     /// The bucket of a digest: its upper half scaled to the number of buckets, so that any number of buckets is filled evenly.
@@ -204,6 +301,17 @@ impl Table {
 
 fn key(index: u32) -> String {
     format!("homing/table/{index}")
+}
+
+/// The conversation's own place in a bucket, else a free one, else the one that has been idle the longest.
+fn place_for(bytes: &mut [u8], conversation: Digest) -> Option<&mut [u8; ENTRY_BYTES]> {
+    let wanted = conversation.0.to_le_bytes();
+    let rank = |place: &[u8; ENTRY_BYTES]| match Entry::read(place) {
+        Some(_) if place.starts_with(&wanted) => (0, 0),
+        None => (1, 0),
+        Some(other) => (2, other.last_turn),
+    };
+    bytes.get_mut(1..)?.as_chunks_mut().0.iter_mut().min_by_key(|place| rank(place))
 }
 
 /// A bucket's bytes, empty if there are none, or of another length or layout.
@@ -244,6 +352,7 @@ mod tests {
             second_bytes: 0,
             last_turn,
             turns_away: 0,
+            bound_at_ms: 0,
         }
     }
 
@@ -260,7 +369,14 @@ mod tests {
     #[test]
     fn a_conversation_is_found_until_it_has_been_idle_too_long() {
         let (host, table) = (MemoryHost::default(), Table::new(64, 600));
-        let stored = Entry { second: Some(ReplicaId(9)), home_bytes: 5, second_bytes: 6, turns_away: 1, ..entry(7, 3, 1000) };
+        let stored = Entry {
+            second: Some(ReplicaId(9)),
+            home_bytes: 5,
+            second_bytes: 6,
+            turns_away: 1,
+            bound_at_ms: 8,
+            ..entry(7, 3, 1000)
+        };
         assert!(remember(&host, table, stored));
         assert_eq!(recall(&host, table, 7, 1600), Some(stored));
         assert_eq!(recall(&host, table, 7, 1601), None);
@@ -300,7 +416,62 @@ mod tests {
         assert!(kept >= 4090, "{kept} of 4096");
     }
 
+    fn told(digest: u128, home: u64, bound_at_ms: u64, last_turn_s: u32) -> Binding {
+        Binding { conversation: Digest(digest), home: ReplicaId(home), bound_at_ms, last_turn_s, bytes: 7 }
+    }
+
+    fn merge(host: &MemoryHost, table: Table, told: &[Binding], now_s: u32) {
+        assert_eq!(table.merge(host, &mut told.to_vec(), now_s).expect("a merge"), 0);
+    }
+
+    #[test]
+    fn what_another_envoy_tells_is_remembered_and_the_later_home_wins() {
+        let (host, table) = (MemoryHost::default(), Table::new(64, 600));
+        merge(&host, table, &[told(7, 3, 50, 1000)], 1000);
+        assert_eq!(recall(&host, table, 7, 1000), Some(Entry { home_bytes: 7, bound_at_ms: 50, ..entry(7, 3, 1000) }));
+        // An earlier home changes nothing but the last turn; a later one leaves the first as the second home.
+        merge(&host, table, &[told(7, 9, 49, 1010)], 1010);
+        let kept = recall(&host, table, 7, 1010).expect("an entry");
+        assert_eq!((kept.home, kept.last_turn), (ReplicaId(3), 1010));
+        merge(&host, table, &[told(7, 4, 51, 1005)], 1010);
+        let moved = recall(&host, table, 7, 1010).expect("an entry");
+        assert_eq!((moved.home, moved.second, moved.last_turn), (ReplicaId(4), Some(ReplicaId(3)), 1010));
+    }
+
+    #[test]
+    fn what_is_idle_elsewhere_puts_nothing_out_that_is_active_here() {
+        let (host, table) = (MemoryHost::default(), Table::new(16, 600));
+        let here: Vec<_> = (1..=64).map(|n| told(n << 90, 1, 1, 1000)).collect();
+        merge(&host, table, &here, 1000);
+        let before: Vec<_> = (1..=64).map(|n| recall(&host, table, n << 90, 1000)).collect();
+        merge(&host, table, &[told(99, 2, 9, 999), told(98, 2, 9, 300)], 1000);
+        assert_eq!(before, (1..=64).map(|n| recall(&host, table, n << 90, 1000)).collect::<Vec<_>>());
+        assert_eq!(recall(&host, table, 99, 1000), None);
+    }
+
     proptest! {
+        /// Two Envoys that hear the same, each in its own order, have the same homes.
+        #[test]
+        fn tables_agree_whatever_the_order(
+            told in prop::collection::vec((0_u128..6, 1_u64..4, 0_u64..5, 90_u32..100), 1..30),
+            cut in 0_usize..30,
+        ) {
+            let told: Vec<_> = told.into_iter().map(|(digest, home, at, last)| super::tests::told(digest, home, at, last)).collect();
+            let table = Table::new(64, 600);
+            let (one, other) = (MemoryHost::default(), MemoryHost::default());
+            for binding in &told {
+                merge(&one, table, &[*binding], 100);
+            }
+            let (first, second) = told.split_at(cut.min(told.len()));
+            merge(&other, table, second, 100);
+            merge(&other, table, first, 100);
+            merge(&other, table, second, 100);
+            for digest in 0..6 {
+                let home = |host| recall(host, table, digest, 100).map(|entry| (entry.home, entry.bound_at_ms, entry.last_turn));
+                prop_assert_eq!(home(&one), home(&other));
+            }
+        }
+
         #[test]
         fn any_bytes_of_another_length_read_as_an_empty_bucket(bytes: Vec<u8>) {
             let (host, table) = (MemoryHost::default(), Table::new(1, 600));

@@ -5,6 +5,7 @@
 pub mod agents;
 pub mod browser;
 pub mod certificates;
+pub mod fleet;
 pub mod scripted;
 
 use std::collections::BTreeMap;

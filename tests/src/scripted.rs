@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 use xtask::stack::{MODEL, Stack, StackOptions};
 
@@ -134,12 +135,12 @@ async fn serve(connection: TcpStream, replica: usize, arrivals: mpsc::UnboundedS
     Ok(())
 }
 
-/// How often admission did this.
+/// How often admission did what begins like this.
 ///
 /// # Errors
 /// If Envoy does not answer.
 pub async fn events(stack: &Stack, event: &str) -> Result<u64> {
-    crate::sum(stack, "homing_admission_total", &[&format!("event=\"{event}\"")]).await
+    crate::sum(stack, "homing_admission_total", &[&format!("event=\"{event}")]).await
 }
 
 /// Waits until so many requests are in line.
@@ -149,6 +150,23 @@ pub async fn events(stack: &Stack, event: &str) -> Result<u64> {
 pub async fn held(stack: &Stack, wanted: u64) -> Result<()> {
     crate::eventually(&format!("{wanted} in line"), async || Ok(crate::sum(stack, "homing_held_requests", &[]).await? == wanted))
         .await
+}
+
+/// A request of about 3,000 tokens that streams for half a minute at a stand-in of a real one's speed, or until it is aborted; nothing else
+/// may be in flight.
+///
+/// # Errors
+/// If it does not begin.
+pub async fn occupy(stack: &Stack) -> Result<JoinHandle<Result<()>>> {
+    let mut body = crate::chat_body(&"x".repeat(12_000), 1_500);
+    body["stream"] = json!(true);
+    let request = Client::new().post(crate::chat_url(stack)).json(&body);
+    let streams = tokio::spawn(async move {
+        request.send().await?.bytes().await?;
+        Ok(())
+    });
+    crate::eventually("one in flight", async || Ok(crate::sum(stack, "homing_in_flight", &[]).await? == 1)).await?;
+    Ok(streams)
 }
 
 /// An answer to a request of [`ask`].

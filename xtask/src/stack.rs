@@ -250,12 +250,12 @@ async fn start_stand_in(tools: &Tools, options: &StackOptions, number: usize, li
     Ok((process, address(&ready)?))
 }
 
-fn address(ready: &Value) -> Result<SocketAddr> {
+pub(crate) fn address(ready: &Value) -> Result<SocketAddr> {
     ready["address"].as_str().and_then(|text| text.parse().ok()).with_context(|| format!("no address in {ready}"))
 }
 
 /// The shipped configuration, with this stack's ports, endpoints, module and filter configuration.
-fn envoy_config(tools: &Tools, options: &StackOptions, endpoints: &[SocketAddr]) -> Result<EnvoyConfig> {
+pub(crate) fn envoy_config(tools: &Tools, options: &StackOptions, endpoints: &[SocketAddr]) -> Result<EnvoyConfig> {
     let mut config = EnvoyConfig::read(&tools::root().join("envoy/standalone.yaml"))?;
     config.use_free_ports();
     config.set_endpoints(MODEL, endpoints);

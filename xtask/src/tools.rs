@@ -288,6 +288,27 @@ pub fn chromium() -> Result<PathBuf> {
     found().context(missing)
 }
 
+/// Redis or Valkey, for tests of several collectors: from `HOMING_REDIS`, from `PATH`, or Debian's package.
+///
+/// # Errors
+/// If there is none and it cannot be installed.
+pub fn redis() -> Result<PathBuf> {
+    let _lock = lock()?;
+    if let Some(path) = env::var_os("HOMING_REDIS") {
+        let path = PathBuf::from(path);
+        ensure!(path.is_file(), "HOMING_REDIS is {}, which is no file", path.display());
+        return Ok(path);
+    }
+    let found = || ["redis-server", "valkey-server"].into_iter().find_map(find_in_path);
+    if let Some(path) = found() {
+        return Ok(path);
+    }
+    let missing =
+        "Redis is missing: install it (on Debian, `apt-get install redis-server`) or set HOMING_REDIS to its server's binary";
+    apt_install(&["redis-server"], missing)?;
+    found().context(missing)
+}
+
 /// A Node.js for tests on wasm32: from `PATH`, or installed. Returns the folder of the binary.
 ///
 /// # Errors

@@ -1,10 +1,10 @@
 //! An hour of figures, as an engine's counters would make it.
 
-use homing_routing::sync::{OutcomeCounts, ReplicaReport, ReplicaState};
+use homing_routing::sync::{OutcomeCounts, Peers, ReplicaReport, ReplicaState};
 use tokio::time::advance;
 
 use super::*;
-use crate::status::{PoolStatus, Routing};
+use crate::status::{AffinityStatus, PoolStatus, Routing};
 
 fn name(port: u16) -> ReplicaName {
     format!("10.0.0.1:{port}").parse().expect("a name")
@@ -23,6 +23,7 @@ fn replica(port: u16, [prompt, cached, generated]: [u64; 3]) -> ReplicaStatus {
             max_num_seqs: 32,
             prefix_hit_rate: None,
             age_ms: Some(0),
+            peers: Peers::default(),
         },
         prompt_tokens: prompt,
         cached_prompt_tokens: Some(cached),
@@ -30,6 +31,8 @@ fn replica(port: u16, [prompt, cached, generated]: [u64; 3]) -> ReplicaStatus {
         preemptions: 0,
         in_flight: Some(2),
         held_conversations: None,
+        active_conversations: None,
+        active_context_tokens: None,
         recent_conversations: None,
         recent_context_tokens: None,
         context_level: None,
@@ -52,12 +55,21 @@ impl Site {
             cluster: "pool".into(),
             routing: Routing::default(),
             capacity: None,
+            admission: None,
             hour: Hour::default(),
             replicas,
             sources: Vec::new(),
         };
-        let status =
-            Status { version: "", generation: 0, at_ms: 0, pools: vec![pool], envoys: Vec::new(), drain_file_problem: None };
+        let status = Status {
+            version: "",
+            generation: 0,
+            at_ms: 0,
+            pools: vec![pool],
+            envoys: Vec::new(),
+            envoy_sources: Vec::new(),
+            affinity: AffinityStatus::default(),
+            drain_file_problem: None,
+        };
         self.0.record(&status, Instant::now());
     }
 

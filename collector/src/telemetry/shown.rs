@@ -12,9 +12,10 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 
 use super::{EndpointLabels, EnvoyLabels, PoolLabels};
+use crate::admission::Admission;
 use crate::console::Live;
 use crate::fleet::{Fleet, lock};
-use crate::status::{Affinity, PoolStatus, ReplicaStatus, SourceStatus, Status};
+use crate::status::{Affinity, EnvoyStatus, PoolStatus, ReplicaStatus, SourceStatus, Status, StoreStatus};
 
 const STATES: [ReplicaState; 4] = [ReplicaState::Ready, ReplicaState::Down, ReplicaState::Draining, ReplicaState::Asleep];
 
@@ -39,6 +40,12 @@ struct OutcomeLabels {
 }
 
 #[derive(Clone, EncodeLabelSet)]
+struct ReasonLabels {
+    pool: String,
+    reason: &'static str,
+}
+
+#[derive(Clone, EncodeLabelSet)]
 struct SourceLabels {
     pool: String,
     replica: String,
@@ -48,6 +55,11 @@ struct SourceLabels {
 #[derive(Clone, EncodeLabelSet)]
 struct DiscoveryLabels {
     pool: String,
+    source: String,
+}
+
+#[derive(Clone, EncodeLabelSet)]
+struct EnvoySourceLabels {
     source: String,
 }
 
@@ -72,7 +84,9 @@ impl Collector for Shown {
             })
         });
         to.counters("endpoint_restarts", "How often a server's counters fell, so that it must have restarted", endpoints)?;
-        sources(&mut to, &status)
+        sources(&mut to, &status)?;
+        envoy_sources(&mut to, &status)?;
+        affinity(&mut to, &status)
     }
 }
 
@@ -93,7 +107,23 @@ fn pools(to: &mut Encoder<'_, '_>, status: &Status) -> fmt::Result {
         usage,
     )?;
     let routing = each(|pool| Some(pool.routing.envoys_routing as f64));
-    to.gauges("pool_envoys", "Connected Envoys that route the pool", routing)
+    to.gauges("pool_envoys", "Connected Envoys that route the pool", routing)?;
+    admission(to, status)
+}
+
+fn admission(to: &mut Encoder<'_, '_>, status: &Status) -> fmt::Result {
+    let pools: Vec<_> = status.pools.iter().filter_map(|pool| Some((&pool.cluster, pool.admission.as_ref()?))).collect();
+    let each = |value: fn(&Admission) -> Option<f64>| {
+        pools.iter().filter_map(move |(pool, admission)| Some((PoolLabels { pool: pool.to_string() }, value(admission)?)))
+    };
+    let held = pools.iter().flat_map(|(pool, admission)| {
+        admission.by_reason.named().map(|(reason, count)| (ReasonLabels { pool: pool.to_string(), reason }, count as f64))
+    });
+    to.gauges("pool_held_requests", "Requests that admission holds now, by why they were held when they came", held)?;
+    let oldest = each(|admission| Some(admission.oldest_held_ms.unwrap_or(0) as f64 / 1000.0));
+    to.gauges("pool_oldest_held_seconds", "For how long the first of them has been held; 0 when none is", oldest)?;
+    let usage = each(|admission| admission.usage);
+    to.gauges("pool_active_context_ratio", "The context of conversations with a place divided by the caches, an estimate", usage)
 }
 
 fn replicas(to: &mut Encoder<'_, '_>, status: &Status) -> fmt::Result {
@@ -111,7 +141,7 @@ fn replicas(to: &mut Encoder<'_, '_>, status: &Status) -> fmt::Result {
     });
     to.gauges("replica_state", "1 for the state a replica is in", states)?;
     type Figure = (&'static str, &'static str, fn(&ReplicaStatus) -> Option<f64>);
-    const FIGURES: [Figure; 10] = [
+    const FIGURES: [Figure; 12] = [
         ("snapshot_age_seconds", "The time since a replica's figures were read", |r| Some(r.report.age_ms? as f64 / 1000.0)),
         ("replica_running", "Requests a replica's engine runs", |r| Some(r.report.running.into())),
         ("replica_waiting", "Requests that wait inside a replica's engine", |r| Some(r.report.waiting.into())),
@@ -133,6 +163,12 @@ fn replicas(to: &mut Encoder<'_, '_>, status: &Status) -> fmt::Result {
         }),
         ("replica_recent_context_tokens", "Tokens of the last requests of these, an estimate", |r| {
             r.recent_context_tokens.map(|n| n as f64)
+        }),
+        ("replica_active_conversations", "Conversations that admission has given a place there", |r| {
+            r.active_conversations.map(|n| n as f64)
+        }),
+        ("replica_active_context_tokens", "Tokens of the contexts of these, an estimate", |r| {
+            r.active_context_tokens.map(|n| n as f64)
         }),
     ];
     for (name, help, value) in FIGURES {
@@ -174,10 +210,46 @@ fn sources(to: &mut Encoder<'_, '_>, status: &Status) -> fmt::Result {
     to.gauges("discovery_failing", "1 while a name or a file gives no endpoints, and the last ones are kept", failing)
 }
 
+fn envoy_sources(to: &mut Encoder<'_, '_>, status: &Status) -> fmt::Result {
+    let labels = |source: &SourceStatus| EnvoySourceLabels { source: source.name.clone() };
+    let found = status.envoy_sources.iter().filter_map(|source| Some((labels(source), source.endpoints? as f64)));
+    to.gauges("envoy_discovery_endpoints", "Envoys that a name last gave", found)?;
+    let failing = status.envoy_sources.iter().map(|source| (labels(source), f64::from(u8::from(source.problem.is_some()))));
+    to.gauges("envoy_discovery_failing", "1 while a name gives no Envoys, and the last ones are kept", failing)
+}
+
+fn affinity(to: &mut Encoder<'_, '_>, status: &Status) -> fmt::Result {
+    let one = |value: f64| std::iter::once(([] as [(&str, &str); 0], value));
+    to.gauges("affinity_conversations", "Conversations whose home is known", one(status.affinity.conversations as f64))?;
+    let store = status.affinity.store.iter();
+    let each = |value: fn(&StoreStatus) -> u64| store.clone().map(move |store| ([] as [(&str, &str); 0], value(store)));
+    let up = each(|store| store.up.into()).map(|(labels, up)| (labels, up as f64));
+    to.gauges("affinity_store_up", "1 while the store of conversations' homes answers", up)?;
+    to.counters("affinity_store_read", "Homes read from the store", each(|store| store.read))?;
+    to.counters("affinity_store_written", "Homes written to the store", each(|store| store.written))?;
+    to.counters(
+        "affinity_store_dropped",
+        "Homes that could not wait any longer for a store that was away or slow",
+        each(|store| store.dropped),
+    )
+}
+
 fn envoys(to: &mut Encoder<'_, '_>, status: &Status) -> fmt::Result {
     let labels = |url: &str| EnvoyLabels { envoy: url.to_owned() };
     let connected = status.envoys.iter().map(|envoy| (labels(&envoy.url), f64::from(u8::from(envoy.connected))));
     to.gauges("envoy_connected", "1 while an Envoy takes snapshots", connected)?;
+    let standby = status.envoys.iter().map(|envoy| (labels(&envoy.url), f64::from(u8::from(envoy.standby))));
+    to.gauges("envoy_standby", "1 while an Envoy takes another collector's snapshots", standby)?;
+    type Count = (&'static str, &'static str, fn(&EnvoyStatus) -> u64);
+    const COUNTS: [Count; 4] = [
+        ("bindings_told", "Conversations' homes that an Envoy told", |envoy| envoy.bindings),
+        ("bindings_sent", "Homes that other Envoys told and that an Envoy was sent", |envoy| envoy.bindings_sent),
+        ("sync_sent_bytes", "Bytes of the requests of exchanges with an Envoy", |envoy| envoy.sync_bytes[0]),
+        ("sync_received_bytes", "Bytes of its answers", |envoy| envoy.sync_bytes[1]),
+    ];
+    for (name, help, value) in COUNTS {
+        to.counters(name, help, status.envoys.iter().map(|envoy| (labels(&envoy.url), value(envoy))))?;
+    }
     let ages = status.envoys.iter().filter_map(|envoy| Some((labels(&envoy.url), envoy.answer_age_ms? as f64 / 1000.0)));
     to.gauges("sync_answer_age_seconds", "The time since an Envoy last took a snapshot", ages)?;
     let versions = status.envoys.iter().filter(|envoy| !envoy.filter_version.is_empty());

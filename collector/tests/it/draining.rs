@@ -46,7 +46,7 @@ async fn a_replica_drains_from_the_call_on_until_it_is_undone() {
 
 /// The state of the first replica in the last snapshot an Envoy took.
 fn pushed(envoy: &FakeEnvoy) -> Option<ReplicaState> {
-    Some(envoy.state.taken().last()?.pools[0].replicas[0].state)
+    Some(envoy.state.taken().iter().rev().find_map(|request| request.pools.first())?.replicas[0].state)
 }
 
 #[tokio::test]

@@ -1,8 +1,10 @@
 //! Stand-ins for a vLLM server and for an Envoy's control listener, in this process, and a running collector to look at.
 
-use std::net::SocketAddr;
+use std::collections::HashMap;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -13,9 +15,16 @@ use axum::http::{HeaderMap, Method, StatusCode};
 use axum::response::{IntoResponse, Redirect, Response};
 use axum::routing::{get, post};
 use axum::serve::{Listener, ListenerExt as _};
+use futures_util::future::join_all;
 use homing_collector::Collector;
 use homing_collector::config::Config;
-use homing_routing::sync::{Binding, OutcomeCounts, PoolAnswer, ReplicaAnswer, SYNC_PATH, SYNC_VERSION, SyncAnswer, SyncRequest};
+use homing_collector::discovery::{Lookup, System};
+use homing_routing::binding::{Binding, Bindings};
+use homing_routing::identity::Digest;
+use homing_routing::replica::ReplicaName;
+use homing_routing::sync::{
+    AdmissionAnswer, HeldCounts, OutcomeCounts, PoolAnswer, ReplicaAnswer, SYNC_PATH, SYNC_VERSION, SyncAnswer, SyncRequest,
+};
 use serde_json::Value;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
@@ -179,12 +188,14 @@ impl futures_util::Stream for Pieces {
 pub(crate) enum Behaviour {
     /// As the filter's control role does.
     Obey,
+    /// As the control role does of pools that admit by working set.
+    Admit,
     /// As the control role does when it wants this bearer token.
     Want(&'static str),
     Refuse(u16, &'static str),
     Say(&'static str),
-    /// As the control role does when a later collector has been there.
-    Later,
+    /// As the control role does while a later collector is there.
+    Standby,
     Silence,
 }
 
@@ -198,11 +209,37 @@ pub(crate) struct EnvoyState {
     behaviour: Mutex<Behaviour>,
     pub(crate) taken: Mutex<Vec<SyncRequest>>,
     pub(crate) asked: AtomicUsize,
+    /// When it began to count; another time is another Envoy.
+    pub(crate) since_ms: AtomicU64,
+    /// Bindings of its next answer.
+    tells: Mutex<Vec<Binding>>,
+    set_up: Mutex<(Option<String>, u32)>,
 }
 
 impl EnvoyState {
     pub(crate) fn new(behaviour: Behaviour) -> Arc<Self> {
-        Arc::new(Self { behaviour: Mutex::new(behaviour), taken: Mutex::default(), asked: 0.into() })
+        Arc::new(Self {
+            behaviour: Mutex::new(behaviour),
+            taken: Mutex::default(),
+            asked: 0.into(),
+            since_ms: 1_700_000_000_000.into(),
+            tells: Mutex::default(),
+            set_up: Mutex::new((None, 600)),
+        })
+    }
+
+    /// Bindings that its next answer tells.
+    pub(crate) fn tell(&self, bindings: &[Binding]) {
+        self.tells.lock().expect("a lock").extend(bindings);
+    }
+
+    pub(crate) fn set_up_with(&self, key_check: &str, idle_s: u32) {
+        *self.set_up.lock().expect("a lock") = (Some(key_check.to_owned()), idle_s);
+    }
+
+    /// Every binding it was sent.
+    pub(crate) fn got(&self) -> Vec<Binding> {
+        self.taken().into_iter().flat_map(|request| request.bindings.0).collect()
     }
 
     pub(crate) fn router(self: &Arc<Self>) -> Router {
@@ -220,8 +257,28 @@ impl FakeEnvoy {
     }
 
     pub(crate) async fn start_at(address: SocketAddr, behaviour: Behaviour) -> Self {
+        Self::start_on(TcpListener::bind(address).await.expect("a free port"), behaviour).await
+    }
+
+    pub(crate) async fn start_on(listener: impl Listener<Addr = SocketAddr>, behaviour: Behaviour) -> Self {
         let state = EnvoyState::new(behaviour);
-        Self { server: Server::start(address, state.router()).await, state }
+        Self { server: Server::start_on(listener, state.router()).await, state }
+    }
+
+    /// Envoys at 127.0.0.1, 127.0.0.2 and so on, all at one port, as pods are.
+    pub(crate) async fn start_pods<const N: usize>() -> [Self; N] {
+        let listeners = loop {
+            let port = free_address().await.port();
+            let addresses = (1..=N as u8).map(|last| SocketAddr::from(([127, 0, 0, last], port)));
+            match join_all(addresses.map(TcpListener::bind)).await.into_iter().collect::<io::Result<Vec<_>>>() {
+                Ok(listeners) => break listeners,
+                // Taken at one of them.
+                Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
+                Err(error) => panic!("127.0.0.1 to 127.0.0.{N} are needed: {error}"),
+            }
+        };
+        let pods = join_all(listeners.into_iter().map(|listener| Self::start_on(listener, Behaviour::Obey))).await;
+        pods.try_into().unwrap_or_else(|_| unreachable!("one at each address"))
     }
 
     pub(crate) fn set(&self, behaviour: Behaviour) {
@@ -233,6 +290,28 @@ impl FakeEnvoy {
     }
 }
 
+/// Names and their addresses, instead of DNS; a name that is not there has none.
+#[derive(Clone, Default)]
+pub(crate) struct FakeDns(Arc<Mutex<HashMap<String, Vec<IpAddr>>>>);
+
+impl FakeDns {
+    /// Gives `name` the addresses of `pods`.
+    pub(crate) fn set(&self, name: &str, pods: &[&FakeEnvoy]) {
+        let addresses = pods.iter().map(|pod| pod.server.address.ip()).collect();
+        self.0.lock().expect("a lock").insert(name.to_owned(), addresses);
+    }
+
+    pub(crate) fn remove(&self, name: &str) {
+        self.0.lock().expect("a lock").remove(name);
+    }
+}
+
+impl Lookup for FakeDns {
+    async fn addresses(&self, name: &str) -> io::Result<Vec<IpAddr>> {
+        self.0.lock().expect("a lock").get(name).cloned().ok_or_else(|| io::Error::other("NXDOMAIN"))
+    }
+}
+
 async fn sync(State(state): State<Arc<EnvoyState>>, headers: HeaderMap, body: Bytes) -> Response {
     state.asked.fetch_add(1, Ordering::SeqCst);
     let behaviour = state.behaviour.lock().expect("a lock").clone();
@@ -241,11 +320,19 @@ async fn sync(State(state): State<Arc<EnvoyState>>, headers: HeaderMap, body: By
         Behaviour::Refuse(status, body) => (StatusCode::from_u16(status).expect("a status"), body).into_response(),
         Behaviour::Say(text) => text.into_response(),
         Behaviour::Silence => std::future::pending().await,
-        Behaviour::Obey | Behaviour::Want(_) | Behaviour::Later => {
+        Behaviour::Obey | Behaviour::Admit | Behaviour::Want(_) | Behaviour::Standby => {
             let request: SyncRequest = serde_json::from_slice(&body).expect("a snapshot");
             let mut answer = answer(&request);
-            if matches!(behaviour, Behaviour::Later) {
+            answer.counting_since_ms = Some(state.since_ms.load(Ordering::SeqCst));
+            answer.bindings = Bindings(std::mem::take(&mut *state.tells.lock().expect("a lock")));
+            let (key_check, idle_s) = state.set_up.lock().expect("a lock").clone();
+            (answer.key_check, answer.idle_s) = (key_check, Some(idle_s));
+            if matches!(behaviour, Behaviour::Standby) {
                 answer.generation += 1;
+                answer.standby = true;
+            }
+            if matches!(behaviour, Behaviour::Admit) {
+                admit(&mut answer);
             }
             state.taken.lock().expect("a lock").push(request);
             axum::Json(answer).into_response()
@@ -253,16 +340,19 @@ async fn sync(State(state): State<Arc<EnvoyState>>, headers: HeaderMap, body: By
     }
 }
 
-/// Three requests in flight and two conversations held on every replica, and one conversation that got its home.
+/// Three requests in flight and two conversations held on every replica.
 fn answer(request: &SyncRequest) -> SyncAnswer {
     let replica = |report: &homing_routing::sync::ReplicaReport| ReplicaAnswer {
         replica: report.replica,
         in_flight: 3,
+        own: 4,
         spill_threshold: 8,
         spill_margin: Some(8),
         held_conversations: Some(2),
         recent_conversations: Some(2),
         recent_context_bytes: Some(80_000),
+        active_conversations: None,
+        active_context_tokens: None,
         requests: OutcomeCounts { placed: 3, ..OutcomeCounts::default() },
     };
     let pools = request.pools.iter().map(|pool| PoolAnswer {
@@ -274,19 +364,39 @@ fn answer(request: &SyncRequest) -> SyncAnswer {
         prompt_bytes: 0,
         repeated_bytes: 0,
         first_turns: 0,
+        admission: None,
         replicas: pool.replicas.iter().map(replica).collect(),
     });
-    let home = request.pools.iter().flat_map(|pool| &pool.replicas).map(|report| report.replica).next();
-    let bound = |home| Binding { conversation: "0".repeat(32), home, last_turn: 1 };
     SyncAnswer {
         version: SYNC_VERSION,
         generation: request.generation,
         sequence: request.sequence,
         pools: pools.collect(),
-        bindings: home.map(bound).into_iter().collect(),
-        bindings_dropped: 0,
         filter_version: "0.1.0".to_owned(),
-        counting_since_ms: Some(1_700_000_000_000),
+        ..SyncAnswer::default()
+    }
+}
+
+/// A binding of this moment.
+pub(crate) fn binding(digest: u128, home: SocketAddr) -> Binding {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("after 1970");
+    Binding {
+        conversation: Digest(digest),
+        home: ReplicaName::endpoint(home).id(),
+        bound_at_ms: u64::try_from(now.as_millis()).expect("milliseconds"),
+        last_turn_s: u32::try_from(now.as_secs()).expect("seconds"),
+        bytes: 1_000,
+    }
+}
+
+/// Two requests in line, and two active conversations of 10,000 tokens each at every replica, which have 1,000 more in common.
+fn admit(answer: &mut SyncAnswer) {
+    for pool in &mut answer.pools {
+        let by_reason = HeldCounts { no_room: 1, behind_others: 1, ..HeldCounts::default() };
+        pool.admission = Some(AdmissionAnswer { held: 2, oldest_held_ms: Some(1_500), by_reason, shared_tokens: 1_000 });
+        for replica in &mut pool.replicas {
+            (replica.active_conversations, replica.active_context_tokens) = (Some(2), Some(21_000));
+        }
     }
 }
 
@@ -316,8 +426,13 @@ pub(crate) fn envoys(entries: &[&str]) -> String {
 }
 
 pub(crate) async fn run(config: &str) -> Running {
+    run_with(config, System).await
+}
+
+/// The same with names looked up in `lookup`.
+pub(crate) async fn run_with(config: &str, lookup: impl Lookup + Clone + 'static) -> Running {
     let config = Config::parse(config, "test.yaml").expect("a configuration");
-    let collector = Collector::start(&config).await.expect("a collector");
+    let collector = Collector::start_with(&config, lookup).await.expect("a collector");
     Running { collector, client: reqwest::Client::builder().no_proxy().build().expect("a client") }
 }
 

@@ -111,7 +111,7 @@ async fn a_pool_shows_what_its_envoys_do_together() {
     let row = &pool["replicas"][0];
     assert_eq!(
         (&row["in_flight"], &row["held_conversations"], &row["recent_context_tokens"]),
-        (&6.into(), &4.into(), &40_000.into())
+        (&6.into(), &2.into(), &20_000.into())
     );
     assert_eq!(row["context_level"], "fits");
     // The fake engine's cache takes 4,194,304 tokens.
@@ -129,7 +129,7 @@ async fn a_pool_shows_what_its_envoys_do_together() {
     for (name, value) in [
         (format!("replica_requests_total{{pool=pool,replica={name},outcome=placed}}"), 6.0),
         (format!("replica_in_flight{{pool=pool,replica={name}}}"), 6.0),
-        (format!("replica_recent_context_tokens{{pool=pool,replica={name}}}"), 40_000.0),
+        (format!("replica_recent_context_tokens{{pool=pool,replica={name}}}"), 20_000.0),
         (format!("replica_prompt_tokens_total{{pool=pool,replica={name},source=cached}}"), 4096.0),
         (format!("replica_prompt_tokens_total{{pool=pool,replica={name},source=computed}}"), 1984.0),
         ("pool_affinity{pool=pool}".to_owned(), 1.0),
@@ -216,4 +216,45 @@ async fn nothing_can_be_written() {
 async fn other_paths_are_not_found() {
     let collector = run(&config(&[free_address().await], "")).await;
     assert_eq!(collector.get("/nothing").await.0.as_u16(), 404);
+}
+
+#[tokio::test]
+async fn what_admission_holds_and_why_is_shown_of_all_envoys_that_admit_together() {
+    let replica = FakeReplica::start(Metrics::Text(IDLE.to_owned())).await;
+    let fakes = [
+        FakeEnvoy::start(Behaviour::Admit).await,
+        FakeEnvoy::start(Behaviour::Admit).await,
+        FakeEnvoy::start(Behaviour::Obey).await,
+    ];
+    let urls = fakes.each_ref().map(|envoy| format!("url: '{}'", envoy.url()));
+    let collector = run(&config(&[replica.address()], &envoys(&urls.each_ref().map(String::as_str)))).await;
+    let status = collector.until("all connected", |status| status["pools"][0]["routing"]["envoys_routing"] == 3).await;
+    let (admission, row) = (&status["pools"][0]["admission"], &status["pools"][0]["replicas"][0]);
+    assert_eq!((&admission["held"], &admission["oldest_held_ms"]), (&4.into(), &1_500.into()));
+    assert_eq!(admission["by_reason"], serde_json::json!({ "no_room": 2, "behind_others": 2, "turns_used": 0, "outgrown": 0 }));
+    // What all conversations share is in the cache once.
+    assert_eq!((&row["active_conversations"], &row["active_context_tokens"]), (&4.into(), &41_000.into()));
+    assert_eq!((&admission["active_context_tokens"], &admission["cache_tokens"]), (&41_000.into(), &row["cache_tokens"]));
+    let metrics = read(&collector.get("/metrics").await.2);
+    let name = replica.address();
+    for (name, value) in [
+        ("pool_held_requests{pool=pool,reason=no_room}".to_owned(), 2.0),
+        ("pool_held_requests{pool=pool,reason=turns_used}".to_owned(), 0.0),
+        ("pool_oldest_held_seconds{pool=pool}".to_owned(), 1.5),
+        // The fake engine's cache takes 4,194,304 tokens.
+        ("pool_active_context_ratio{pool=pool}".to_owned(), 41_000.0 / 4_194_304.0),
+        (format!("replica_active_conversations{{pool=pool,replica={name}}}"), 4.0),
+        (format!("replica_active_context_tokens{{pool=pool,replica={name}}}"), 41_000.0),
+    ] {
+        assert_eq!(metrics.get(&format!("homing_collector_{name}")), Some(&value), "{name}");
+    }
+
+    // Where nobody admits by working set, or nobody says so any more, nothing is shown of it.
+    for envoy in &fakes {
+        envoy.set(Behaviour::Obey);
+    }
+    let status = collector.until("no admission", |status| status["pools"][0]["admission"].is_null()).await;
+    assert!(status["pools"][0]["replicas"][0]["active_context_tokens"].is_null());
+    let text = collector.get("/metrics").await.2;
+    assert!(!read(&text).keys().any(|name| name.contains("held_requests") || name.contains("active_con")), "{text}");
 }

@@ -3,9 +3,9 @@
 use std::sync::atomic::Ordering;
 
 use crate::fakes::{
-    Behaviour, EnvoyState, FakeEnvoy, FakeReplica, IDLE, Metrics, config, envoys, free_address, run, says, serve_unix,
+    Behaviour, EnvoyState, FakeEnvoy, FakeReplica, IDLE, Metrics, binding, config, envoys, free_address, run, says, serve_unix,
 };
-use homing_routing::sync::{ReplicaState, SYNC_VERSION};
+use homing_routing::sync::{Peers, ReplicaState, SYNC_VERSION, SyncRequest};
 
 async fn replica() -> FakeReplica {
     FakeReplica::start(Metrics::Text(IDLE.to_owned())).await
@@ -19,7 +19,7 @@ async fn an_envoy_gets_snapshots_and_what_it_answers_is_shown() {
     let seen = collector.until_envoy(0, "five answers", |envoy| envoy["answered"].as_u64() >= Some(5)).await;
     let answered = &seen["pools"][0]["replicas"][0];
     assert_eq!((&answered["in_flight"], &answered["spill_threshold"]), (&3.into(), &8.into()));
-    assert!(seen["bindings"].as_u64() >= Some(5) && seen["problem"].is_null());
+    assert!(seen["problem"].is_null() && seen["standby"] == false);
 
     collector.until_replica(0, "ready").await;
     let before = envoy.state.taken().len();
@@ -124,9 +124,129 @@ async fn an_answer_that_is_none_is_shown_and_so_is_a_later_collector() {
     let collector = run(&config(&[replica.address()], &envoys(&[&format!("url: '{}'", envoy.url())]))).await;
     collector.until_envoy(0, "not an answer", |envoy| says(&envoy["problem"], "its answer is not one of")).await;
     envoy.set(Behaviour::Say(r#"{"version":9,"generation":0,"sequence":0,"pools":[],"bindings":[],"bindings_dropped":0}"#));
-    collector.until_envoy(0, "another version", |envoy| says(&envoy["problem"], "version 9 instead of 1")).await;
-    envoy.set(Behaviour::Later);
-    collector.until_envoy(0, "a later collector", |envoy| says(&envoy["problem"], "let one collector push")).await;
+    collector.until_envoy(0, "another version", |envoy| says(&envoy["problem"], "version 9 instead of 2")).await;
+}
+
+#[tokio::test]
+async fn a_collector_that_stands_by_shows_what_it_is_answered_and_sends_no_homes() {
+    let replica = replica().await;
+    let envoys_ = [FakeEnvoy::start(Behaviour::Obey).await, FakeEnvoy::start(Behaviour::Standby).await];
+    let urls = envoys_.each_ref().map(|envoy| format!("url: '{}'", envoy.url()));
+    let collector = run(&config(&[replica.address()], &envoys(&urls.each_ref().map(String::as_str)))).await;
+    let seen = collector.until_envoy(1, "standby", |envoy| envoy["standby"] == true).await;
+    assert!(seen["problem"].is_null() && seen["connected"] == true, "{seen:#}");
+    let told = binding(1, replica.address());
+    envoys_[0].state.tell(&[told]);
+    collector.until("the home", |status| status["affinity"]["conversations"] == 1).await;
+    collector
+        .until_envoy(1, "five more answers", |now| now["answered"].as_u64() >= Some(seen["answered"].as_u64().unwrap_or(0) + 5))
+        .await;
+    assert_eq!(envoys_[1].state.got(), []);
+    // The other collector is gone: this one tells what it knows.
+    envoys_[1].set(Behaviour::Obey);
+    collector.until("the home at the second", |_| !envoys_[1].state.got().is_empty()).await;
+    assert_eq!(envoys_[1].state.got()[0], told);
+}
+
+#[tokio::test]
+async fn what_one_envoy_tells_reaches_the_others_between_snapshots() {
+    let replica = replica().await;
+    let all = [FakeEnvoy::start(Behaviour::Obey).await, FakeEnvoy::start(Behaviour::Obey).await];
+    let urls = all.each_ref().map(|envoy| format!("url: '{}'", envoy.url()));
+    let text = config(&[replica.address()], &envoys(&urls.each_ref().map(String::as_str)));
+    // Snapshots so seldom that homes must travel without them.
+    let collector = run(&text.replace("interval: 50ms", "interval: 2s")).await;
+    collector.until("snapshots", |status| (0..2).all(|n| status["envoys"][n]["answered"].as_u64() >= Some(2))).await;
+    let told = binding(1, replica.address());
+    all[0].state.tell(&[told]);
+    collector.until("the home at the second", |_| !all[1].state.got().is_empty()).await;
+    assert_eq!((all[0].state.got(), all[1].state.got()), (vec![], vec![told]));
+    let with_homes = all[1].state.taken().into_iter().filter(|request| !request.bindings.is_empty());
+    assert!(with_homes.into_iter().all(|request| request.pools.is_empty()));
+    let status = collector.status().await;
+    assert_eq!(status["envoys"][1]["pools"][0]["replicas"].as_array().map(Vec::len), Some(1), "it is still shown");
+}
+
+#[tokio::test]
+async fn an_envoy_that_restarts_is_handed_over_what_the_others_told() {
+    let replica = replica().await;
+    let all = [FakeEnvoy::start(Behaviour::Obey).await, FakeEnvoy::start(Behaviour::Obey).await];
+    let urls = all.each_ref().map(|envoy| format!("url: '{}'", envoy.url()));
+    let collector = run(&config(&[replica.address()], &envoys(&urls.each_ref().map(String::as_str)))).await;
+    collector.until("the first hand-over", |_| all[1].state.taken().iter().any(|request| request.handed_over.is_some())).await;
+    let told: Vec<_> = (0..5_000).map(|n| binding(n, replica.address())).collect();
+    // What it told itself before it restarted is what it needs most.
+    all[1].state.tell(&told);
+    collector.until("the homes", |status| status["affinity"]["conversations"] == 5_000).await;
+    assert!(all[1].state.got().is_empty());
+    all[1].state.since_ms.store(1_700_000_000_001, Ordering::SeqCst);
+    let handed = |request: &SyncRequest| request.handed_over == Some(1_700_000_000_001);
+    collector.until("a hand-over", |_| all[1].state.taken().iter().any(handed)).await;
+    let taken = all[1].state.taken();
+    let until = taken.iter().position(handed).expect("a hand-over");
+    let mut got: Vec<_> = taken[..=until].iter().flat_map(|request| request.bindings.0.iter().copied()).collect();
+    got.sort_unstable_by_key(|binding| binding.conversation);
+    assert_eq!(got.len(), told.len());
+    assert!(got == told);
+}
+
+#[tokio::test]
+async fn an_envoy_is_ready_only_with_what_the_collector_read_of_others_meanwhile() {
+    let replica = replica().await;
+    let all = [FakeEnvoy::start(Behaviour::Obey).await, FakeEnvoy::start(Behaviour::Obey).await];
+    // More than one exchange carries, and told with the first answer: the hand-over of what was known before is empty.
+    let told: Vec<_> = (0..10_000).map(|n| binding(n, replica.address())).collect();
+    all[0].state.tell(&told);
+    let urls = all.each_ref().map(|envoy| format!("url: '{}'", envoy.url()));
+    let collector = run(&config(&[replica.address()], &envoys(&urls.each_ref().map(String::as_str)))).await;
+    let hands_over = |request: &SyncRequest| request.handed_over.is_some();
+    collector.until("a hand-over", |_| all[1].state.taken().iter().any(hands_over)).await;
+    let taken = all[1].state.taken();
+    let until = taken.iter().position(hands_over).expect("a hand-over");
+    let mut got: Vec<_> = taken[..=until].iter().flat_map(|request| &request.bindings.0).map(|told| told.conversation).collect();
+    got.sort_unstable();
+    got.dedup();
+    assert_eq!(got.len(), told.len());
+}
+
+#[tokio::test]
+async fn each_envoy_learns_what_the_others_have_in_flight() {
+    let replica = replica().await;
+    let mut all = Vec::new();
+    for _ in 0..3 {
+        all.push(FakeEnvoy::start(Behaviour::Obey).await);
+    }
+    let urls: Vec<_> = all.iter().map(|envoy| format!("url: '{}'", envoy.url())).collect();
+    let urls: Vec<_> = urls.iter().map(String::as_str).collect();
+    let collector = run(&config(&[replica.address()], &envoys(&urls))).await;
+    let peers =
+        |envoy: &FakeEnvoy| envoy.state.taken().last().map(|request| request.pools.first()?.replicas.first().map(|r| r.peers));
+    // Each answers that it has three in flight, and takes four for its own.
+    let both = Peers { in_flight: 6, own: 8 };
+    collector.until("both others'", |_| all.iter().all(|envoy| peers(envoy).flatten() == Some(both))).await;
+    // One is away: its requests are found in the engine's figures from now on.
+    all[2].set(Behaviour::Silence);
+    let one = Peers { in_flight: 3, own: 4 };
+    collector.until("the other's", |_| peers(&all[0]).flatten() == Some(one)).await;
+}
+
+#[tokio::test]
+async fn an_envoy_that_is_set_up_otherwise_than_most_is_named_with_what_to_do() {
+    let replica = replica().await;
+    let mut all = Vec::new();
+    for (check, idle_s) in [("1", 600), ("2", 600), ("1", 600), ("1", 3_600)] {
+        let envoy = FakeEnvoy::start(Behaviour::Obey).await;
+        envoy.state.set_up_with(check, idle_s);
+        all.push(envoy);
+    }
+    let urls: Vec<_> = all.iter().map(|envoy| format!("url: '{}'", envoy.url())).collect();
+    let urls: Vec<_> = urls.iter().map(String::as_str).collect();
+    let collector = run(&config(&[replica.address()], &envoys(&urls))).await;
+    let seen = collector.until_envoy(1, "another key", |envoy| says(&envoy["problem"], "give every Envoy the same hash_key")).await;
+    assert_eq!(seen["connected"], true);
+    collector.until_envoy(3, "another time", |envoy| says(&envoy["problem"], "give every Envoy the same idle_timeout")).await;
+    let status = collector.status().await;
+    assert!(status["envoys"][0]["problem"].is_null() && status["envoys"][2]["problem"].is_null(), "{status:#}");
 }
 
 #[tokio::test]

@@ -60,6 +60,16 @@ pub enum Reason {
 impl Reason {
     /// Every reason.
     pub const ALL: [Self; 4] = [Self::NoRoom, Self::BehindOthers, Self::TurnsUsed, Self::Outgrown];
+
+    /// Its name, as the statistics write it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::NoRoom => "no_room",
+            Self::BehindOthers => "behind_others",
+            Self::TurnsUsed => "turns_used",
+            Self::Outgrown => "outgrown",
+        }
+    }
 }
 
 /// A request in line.
@@ -194,7 +204,7 @@ impl SharedSet {
     /// # Errors
     /// When the host refuses metrics.
     pub(crate) fn new(host: &impl Host, pool: &str) -> Result<Self, HostError> {
-        let key = format!("homing/pool/{pool}/working-set");
+        let key = key(pool);
         let version = host.define(&Metric::WorkingSetVersion { pool })?;
         Ok(Self { key, version, held: host.define(&Metric::HeldRequests { pool })? })
     }
@@ -212,10 +222,7 @@ impl SharedSet {
     /// # Errors
     /// When the host refuses.
     pub(crate) fn open(&self, host: &impl Host) -> Result<WorkingSet, HostError> {
-        let stored = host.read(&self.key)?;
-        let expected = Expected::unchanged(stored.as_ref());
-        let (grace_ms, places, waiting) = stored.and_then(|stored| decode(&stored.bytes)).unwrap_or_default();
-        Ok(WorkingSet { expected, grace_ms, places, waiting })
+        WorkingSet::read(host, &self.key)
     }
 
     /// Writes it; says whether it was still as it was read.
@@ -250,6 +257,21 @@ impl SharedSet {
 }
 
 impl WorkingSet {
+    /// A pool's, for those who only look: it defines no gauges, of which the host keeps every definition.
+    ///
+    /// # Errors
+    /// When the host refuses.
+    pub(super) fn of(host: &impl Host, pool: &str) -> Result<Self, HostError> {
+        Self::read(host, &key(pool))
+    }
+
+    fn read(host: &impl Host, key: &str) -> Result<Self, HostError> {
+        let stored = host.read(key)?;
+        let expected = Expected::unchanged(stored.as_ref());
+        let (grace_ms, places, waiting) = stored.and_then(|stored| decode(&stored.bytes)).unwrap_or_default();
+        Ok(Self { expected, grace_ms, places, waiting })
+    }
+
     pub(crate) fn place(&mut self, digest: u64) -> Option<&mut Place> {
         self.places.iter_mut().find(|place| place.digest == digest)
     }
@@ -285,6 +307,10 @@ impl WorkingSet {
         self.waiting.iter().zip(of_waiting.as_chunks_mut().0).for_each(|(waiting, bytes)| waiting.write(bytes));
         bytes
     }
+}
+
+fn key(pool: &str) -> String {
+    format!("homing/pool/{pool}/working-set")
 }
 
 fn decode(bytes: &[u8]) -> Option<(u64, Vec<Place>, Vec<Waiting>)> {

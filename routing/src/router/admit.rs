@@ -78,7 +78,7 @@ impl<H: Host> Router<H> {
             set.join(waiting);
             if pool.working_set.store(&self.host, &set)? {
                 pool.working_set.set_held(&self.host, set.waiting.len())?;
-                pool.count_admission(&self.host, AdmissionEvent::Held)?;
+                pool.count_admission(&self.host, AdmissionEvent::Held(waiting.reason))?;
                 let (host, set) = (self.host.clone(), Rc::clone(&pool.working_set));
                 return Ok(Some(Verdict::Hold(Held { host, set, waiting, has_left: Cell::new(false) })));
             }

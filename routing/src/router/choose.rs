@@ -20,6 +20,13 @@ const ALTERNATES_SAMPLED: usize = 4;
 /// Steps in which KV usage breaks ties: finer differences are noise of the moment.
 const KV_STEPS: f32 = 16.0;
 
+/// The finaliser of SplitMix64: every bit of the number changes half of the result's.
+fn mixed(number: u64) -> u64 {
+    let number = (number ^ (number >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    let number = (number ^ (number >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    number ^ (number >> 31)
+}
+
 impl<H: Host> Router<H> {
     /// A turn of a conversation whose home is ready.
     pub(super) fn turn_at_home(
@@ -68,12 +75,14 @@ impl<H: Host> Router<H> {
         preferred: Option<ReplicaId>,
         request: &Request<'_>,
     ) -> Result<Option<Taken<H>>, HostError> {
+        let pair = self.pair(pool, request);
         let mut last = None;
         for _ in 0..TRIES {
             // A try that lost the race gives back what it had reserved.
             drop(last.take());
             let mut ledger = pool.open_ledger(&self.host)?;
-            let Some((place, member)) = self.best(pool, &ledger, preferred, request.bytes, |_| true)? else { return Ok(None) };
+            let allowed = |replica| pair.is_none_or(|pair| pair.contains(&replica)) || Some(replica) == preferred;
+            let Some((place, member)) = self.best(pool, &ledger, preferred, request.bytes, allowed)? else { return Ok(None) };
             // Reserved before the ledger is swapped: a thread that finds the ledger changed finds this in flight too.
             let taken = self.take(pool, member, outcome, request)?;
             ledger.choose(place, (outcome != Outcome::Unkeyed).then(|| context_kib(request.bytes)));
@@ -83,6 +92,26 @@ impl<H: Host> Router<H> {
             last = Some(taken);
         }
         Ok(last)
+    }
+
+    /// The two replicas one of which a conversation goes to where other Envoys place too; `None` where nobody else does, or where there
+    /// are not more than two.
+    ///
+    /// What the others place is seen half a second later. If all took the least loaded replica, all would take the same one until
+    /// then; the better of two that the conversation's digest draws spreads them (Mitzenmacher, "How useful is old information?",
+    /// 2000). And two Envoys that see the same new conversation at the same moment mostly choose the same.
+    fn pair(&self, pool: &Pool, request: &Request<'_>) -> Option<[ReplicaId; 2]> {
+        if !pool.has_peers {
+            return None;
+        }
+        let seed = request.conversation.map_or(self.now_ms, |conversation| conversation.digest.0 as u64);
+        let fits = |member: &&Member| pool.is_ready(member) && member.replica.penalty(self.now_ms) == 0;
+        let mut drawn: Vec<_> = pool.members.iter().filter(fits).map(|m| (mixed(seed ^ m.replica.id.0), m.replica.id)).collect();
+        drawn.sort_unstable();
+        match drawn.as_slice() {
+            [(_, one), (_, other), _, ..] => Some([*one, *other]),
+            _ => None,
+        }
     }
 
     /// The replica a new conversation goes to, of those that are allowed.

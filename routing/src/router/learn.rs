@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use super::ticket::{Served, Ticket};
-use super::{Router, TRIES, seconds};
+use super::{Router, TRIES};
 use crate::host::{Host, HostError};
 use crate::metric::ErrorKind;
 use crate::outcome::Outcome;
@@ -62,12 +62,12 @@ impl<H: Host> Router<H> {
         }
         let Some(digest) = ticket.conversation.filter(|_| binds || ticket.planned == Outcome::Spilled) else { return Ok(()) };
         self.now_ms = self.host.now_ms();
-        let now_s = seconds(self.now_ms);
+        let Some(moment) = self.pools.get(ticket.cluster.as_bytes()).map(|pool| self.moment(pool)) else { return Ok(()) };
         for _ in 0..TRIES {
             let bucket = self.table.open(&self.host, digest)?;
-            let Some(mut entry) = self.table.entry(&bucket, now_s) else { return Ok(()) };
+            let Some(mut entry) = self.table.entry(&bucket, moment.now_s) else { return Ok(()) };
             if binds {
-                entry = Entry { home, home_bytes: ticket.bytes, ..entry };
+                entry = Entry { home, home_bytes: ticket.bytes, bound_at_ms: moment.binds(Some(&entry)), ..entry };
             } else if entry.home == home {
                 served.outcome = Outcome::Sticky;
                 return Ok(());

@@ -10,10 +10,11 @@ use crate::host::{Expected, MemoryHost};
 use crate::identity::{Digest, Source};
 use crate::policy::Limit;
 use crate::replica::ReplicaName;
-use crate::sync::{PoolReport, ReplicaReport, ReplicaState, SYNC_VERSION, SyncAnswer, SyncRequest};
+use crate::sync::{Peers, PoolReport, ReplicaReport, ReplicaState, SYNC_VERSION, SyncAnswer, SyncRequest};
 use crate::testing::test;
 
 mod admission;
+mod fleet;
 
 const POOL: &str = "pool";
 
@@ -42,7 +43,13 @@ fn report(name: ReplicaName) -> ReplicaReport {
         max_num_seqs: 32,
         prefix_hit_rate: None,
         age_ms: Some(0),
+        peers: Peers::default(),
     }
+}
+
+/// A request of the first collector, without pools.
+fn request() -> SyncRequest {
+    SyncRequest { version: SYNC_VERSION, generation: 1, pause_ms: 250, ..SyncRequest::default() }
 }
 
 impl Site {
@@ -85,8 +92,12 @@ impl Site {
             shared_tokens: self.shared_tokens,
             replicas: self.reports.clone(),
         }];
-        let request = SyncRequest { version: SYNC_VERSION, generation: 1, sequence: self.sequence, pools };
-        self.control.exchange(&serde_json::to_vec(&request).expect("JSON")).expect("an answer")
+        self.exchange(&SyncRequest { sequence: self.sequence, pools, now_ms: self.host.now_ms(), ..request() })
+    }
+
+    /// Any request arrives.
+    fn exchange(&mut self, request: &SyncRequest) -> SyncAnswer {
+        self.control.exchange(&serde_json::to_vec(request).expect("JSON")).expect("an answer")
     }
 
     /// Enough snapshots that this Envoy's own requests of before are in none of the engines' figures.
@@ -711,17 +722,6 @@ fn what_came_before_the_first_snapshot_is_known_once_it_is_there() {
     assert_eq!((answer.pools[0].replicas[1].in_flight, answer.pools[0].replicas[1].requests.passed), (0, 2));
 }
 
-#[test]
-fn new_homes_are_told_to_the_collector_once() {
-    let mut site = Site::new(|_| {});
-    let (_, home) = site.turn(0);
-    site.turn(0);
-    let answer = site.sync();
-    let bindings: Vec<_> = answer.bindings.iter().map(|binding| (binding.conversation.clone(), binding.home)).collect();
-    assert_eq!(bindings, [(conversation(0).digest.to_string(), home)]);
-    assert_eq!(site.sync().bindings, []);
-}
-
 impl Site {
     fn load(&mut self, number: usize) -> u32 {
         let max_age_ms = self.router.settings.snapshot_max_age_ms;
@@ -818,7 +818,7 @@ proptest! {
         site.turn(9);
         let garbage: Vec<u8> = core::iter::once(layout).chain(bytes).collect();
         let pool = ["snapshot", "ledger", "policy"].map(|part| format!("homing/pool/{POOL}/{part}"));
-        let others = ["homing/lanes", "homing/sweep", "homing/sync", "homing/bindings", "homing/since"].map(str::to_owned);
+        let others = ["homing/lanes", "homing/sweep", "homing/sync", "homing/bindings/0", "homing/settings", "homing/since"].map(str::to_owned);
         for key in pool.into_iter().chain(others) {
             site.host.write(&key, &garbage, Expected::Anything).expect("room");
         }

@@ -1,5 +1,6 @@
 //! The console in a headless Chromium, against a running stack.
 
+mod admission;
 mod restarts;
 mod states;
 

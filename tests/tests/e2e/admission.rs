@@ -4,6 +4,7 @@ mod failures;
 mod limits;
 mod line;
 mod stand_ins;
+mod visible;
 
 use anyhow::Result;
 use homing_tests::chat_url;

@@ -1,7 +1,7 @@
 //! The control listener takes good snapshots and nothing else.
 
 use anyhow::Result;
-use homing_tests::{fast_stack, metrics, sum, turn};
+use homing_tests::{eventually, fast_stack, metrics, sum, turn};
 use reqwest::{Client, Response};
 use serde_json::{Value, json};
 use xtask::stack::{MODEL, Stack, StackOptions};
@@ -12,7 +12,7 @@ fn snapshot(stack: &Stack, sequence: u64) -> Value {
                 "cache_tokens": 36000, "max_num_seqs": 32, "prefix_hit_rate": null, "age_ms": 5 })
     };
     let replicas: Vec<_> = stack.replicas.iter().map(|(_, address)| replica(address)).collect();
-    json!({ "version": 1, "generation": 10, "sequence": sequence, "pools": [{ "cluster": MODEL, "replicas": replicas }] })
+    json!({ "version": 2, "generation": 10, "sequence": sequence, "now_ms": 0, "pause_ms": 250, "pools": [{ "cluster": MODEL, "replicas": replicas }] })
 }
 
 async fn post(stack: &Stack, body: impl Into<reqwest::Body>) -> Result<Response> {
@@ -42,8 +42,8 @@ async fn a_snapshot_takes_effect_at_once_and_is_answered_with_counts() -> Result
         .map(|replica| replica["requests"]["sticky"].as_u64().unwrap_or(0) + replica["requests"]["placed"].as_u64().unwrap_or(0))
         .sum();
     assert_eq!(served, 2);
-    assert_eq!(answer["bindings"].as_array().map(Vec::len), Some(1));
-    assert_eq!(answer["bindings"][0]["home"], json!(home));
+    // One conversation got a home: 40 bytes in base64.
+    assert_eq!(answer["bindings"].as_str().map(str::len), Some(54));
     let moved = turn(&stack, "a", 1).await?;
     assert_eq!(moved.outcome, "rehomed");
     assert_ne!(moved.replica, home);
@@ -67,7 +67,6 @@ async fn a_bad_snapshot_is_refused_with_a_reason_and_changes_nothing() -> Result
         ("an empty body", String::new(), "cannot be read"),
         ("cut short", snapshot(&stack, 6).to_string()[..200].to_owned(), "cannot be read"),
         ("an older sequence", snapshot(&stack, 4).to_string(), "older than the last"),
-        ("an older generation", changed(|body| body["generation"] = json!(9)), "older than the last"),
         ("another version", changed(|body| body["version"] = json!(99)), "version 99"),
         ("an unknown key", changed(|body| body["pols"] = json!([])), "unknown field `pols`"),
         ("a wrong type", changed(|body| body["pools"][0]["replicas"][0]["running"] = json!("many")), "expected u32"),
@@ -93,7 +92,22 @@ async fn a_bad_snapshot_is_refused_with_a_reason_and_changes_nothing() -> Result
     assert_eq!(sum(&stack, "homing_errors_total", &["kind=\"refused\""]).await?, refused);
     let next = turn(&stack, "a", 1).await?;
     assert_eq!((next.outcome.as_str(), next.replica), ("sticky", home));
+    // An earlier collector is answered, and nothing of it is taken.
+    let earlier: Value = post(&stack, changed(|body| body["generation"] = json!(9))).await?.error_for_status()?.json().await?;
+    assert_eq!((&earlier["standby"], &earlier["generation"]), (&json!(true), &json!(10)));
+    assert_eq!(metrics(&stack).await?["homing_snapshot_version"], version);
     Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_envoy_says_whether_it_is_ready_to_whoever_asks() -> Result<()> {
+    let stack = fast_stack(StackOptions { collector: false, token: "let-me-in".into(), ..StackOptions::default() }).await?;
+    let ready = async || -> Result<(u16, Value)> {
+        let answer = reqwest::get(format!("http://{}/homing/v1/ready", stack.control)).await?;
+        Ok((answer.status().as_u16(), answer.json().await?))
+    };
+    assert_eq!(ready().await?, (503, json!({ "ready": false, "reason": "no collector has come yet" })));
+    eventually("nobody to be locked out", async || Ok(ready().await? == (200, json!({ "ready": true })))).await
 }
 
 #[tokio::test(flavor = "multi_thread")]

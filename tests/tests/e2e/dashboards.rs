@@ -8,7 +8,7 @@ use homing_routing::outcome::Outcome;
 use homing_tests::{eventually, fast_stack, turn};
 use promql_parser::label::MatchOp;
 use promql_parser::parser::{self, Expr, LabelModifier, VectorSelector};
-use serde_json::Value;
+use serde_json::{Value, json};
 use xtask::stack::{Stack, StackOptions};
 use xtask::tools;
 
@@ -116,7 +116,8 @@ fn alerts() -> Result<Vec<Value>> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_expression_names_metrics_and_labels_that_a_stack_under_load_has() -> Result<()> {
-    let stack = fast_stack(StackOptions::default()).await?;
+    let pool = json!({ "admission": { "mode": "working_set" } });
+    let stack = fast_stack(StackOptions { pool, ..StackOptions::default() }).await?;
     for _ in 0..2 {
         for conversation in 0..6 {
             turn(&stack, &format!("dashboard-{conversation}"), 4).await?;

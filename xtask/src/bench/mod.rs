@@ -1,7 +1,9 @@
 //! `cargo xtask bench ...`: measurements.
 
+pub mod balance;
 pub mod peers;
 pub mod proxy;
+pub mod sync;
 
 use anyhow::Result;
 use clap::Subcommand;
@@ -26,6 +28,10 @@ pub enum BenchCommand {
     Frontier,
     /// What the collector costs with 1,000 replicas, and how old the figures are that reach Envoy. Half a minute.
     Collector,
+    /// What it costs that several Envoys agree: bytes and processor time of the exchange. About two minutes.
+    Sync(sync::SyncOptions),
+    /// How evenly several Envoys place new conversations, beside the simulation of the routing code. About four minutes.
+    Balance(balance::BalanceOptions),
     /// Which spill settings pay, on modelled engines in virtual time. About three minutes.
     Spill,
 }
@@ -38,6 +44,8 @@ pub async fn bench(command: BenchCommand) -> Result<()> {
     match command {
         BenchCommand::Proxy(options) => proxy::proxy(options).await,
         BenchCommand::Routing => routing(),
+        BenchCommand::Balance(options) => balance::balance(&options).await,
+        BenchCommand::Sync(options) => sync::sync(&options).await,
         BenchCommand::Peers(options) => peers::peers(options).await,
         BenchCommand::Admission(options) => peers::admission::admission(options).await,
         BenchCommand::Frontier => {

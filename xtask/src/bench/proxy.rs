@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use homing_routing::replica::ReplicaName;
 use homing_routing::sync::{
-    OutcomeCounts, PoolReport, ReplicaReport, ReplicaState, SYNC_PATH, SYNC_VERSION, SyncAnswer, SyncRequest,
+    OutcomeCounts, Peers, PoolReport, ReplicaReport, ReplicaState, SYNC_PATH, SYNC_VERSION, SyncAnswer, SyncRequest,
 };
 use serde_json::{Value, json};
 use tokio::process::Command;
@@ -267,6 +267,7 @@ impl Snapshots {
             max_num_seqs: 32,
             prefix_hit_rate: None,
             age_ms: Some(0),
+            peers: Peers::default(),
         };
         let generation = u64::try_from(SystemTime::now().duration_since(UNIX_EPOCH)?.as_millis())?;
         let pools = vec![PoolReport {
@@ -275,7 +276,7 @@ impl Snapshots {
             shared_tokens: None,
             replicas: upstreams.iter().map(replica).collect(),
         }];
-        let request = SyncRequest { version: SYNC_VERSION, generation, sequence: 0, pools };
+        let request = SyncRequest { version: SYNC_VERSION, generation, sequence: 0, pools, ..SyncRequest::default() };
         Ok(Self { client: reqwest::Client::new(), controls, request })
     }
 

@@ -2,6 +2,7 @@
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
@@ -97,7 +98,10 @@ pub async fn wait_until_healthy(servers: &mut [Replica]) -> Result<()> {
 pub fn free_addresses(count: usize) -> Result<Vec<SocketAddr>> {
     // Two stacks that start at the same time do not look at the same ports first.
     let first = usize::try_from(std::process::id())? * 16 % PORTS.len();
-    let ports = PORTS.cycle().skip(first).take(PORTS.len());
+    // Nor do two of one process.
+    static TAKEN: AtomicUsize = AtomicUsize::new(0);
+    let first = first + TAKEN.fetch_add(count, Ordering::Relaxed);
+    let ports = PORTS.cycle().skip(first % PORTS.len()).take(PORTS.len());
     let addresses = ports.map(|port| SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
     let free: Vec<_> = addresses.filter(|address| TcpListener::bind(address).is_ok()).take(count).collect();
     if free.len() < count {

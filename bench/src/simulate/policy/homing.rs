@@ -11,7 +11,7 @@ use homing_routing::identity::{Conversation, Digest, Source};
 use homing_routing::policy::{Limit, Policy as PoolPolicy};
 use homing_routing::replica::ReplicaName;
 use homing_routing::router::{Held, Request, Router, Settings, Ticket, Verdict};
-use homing_routing::sync::{PoolReport, ReplicaReport, ReplicaState, SYNC_VERSION, SyncRequest};
+use homing_routing::sync::{Peers, PoolReport, ReplicaReport, ReplicaState, SYNC_VERSION, SyncRequest};
 
 use super::{Fleet, Policy, Routed, View};
 use crate::engine::{Counters, Gauges};
@@ -221,6 +221,7 @@ impl Policy for Homing {
             max_num_seqs: self.max_num_seqs,
             prefix_hit_rate: None,
             age_ms: Some(0),
+            peers: Peers::default(),
         };
         let replicas = engines.iter().enumerate().map(report).collect();
         let pools = vec![PoolReport {
@@ -229,7 +230,8 @@ impl Policy for Homing {
             shared_tokens: self.options.shared_tokens.or(self.estimator.shared_tokens()),
             replicas,
         }];
-        let request = SyncRequest { version: SYNC_VERSION, generation: 1, sequence: self.sequence, pools };
+        let request =
+            SyncRequest { version: SYNC_VERSION, generation: 1, sequence: self.sequence, pools, ..SyncRequest::default() };
         let body = serde_json::to_vec(&request).expect("a snapshot is JSON");
         let answer = self.control.exchange(&body).expect("the snapshot is newer than the last");
         for pool in answer.pools {

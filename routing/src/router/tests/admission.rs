@@ -3,6 +3,7 @@
 use super::*;
 use crate::admission::{Admission, Occupancy, Overflow, Reason, occupancy};
 use crate::metric::AdmissionEvent;
+use crate::sync::{AdmissionAnswer, HeldCounts};
 use crate::testing::test;
 
 /// Conversations that fit the four replicas.
@@ -58,6 +59,11 @@ impl Site {
         self.host.metric(&Metric::HeldRequests { pool: POOL })
     }
 
+    /// Requests that were held, for whatever reason.
+    fn were_held(&self) -> u64 {
+        Reason::ALL.iter().map(|reason| self.event(AdmissionEvent::Held(*reason))).sum()
+    }
+
     fn event(&self, event: AdmissionEvent) -> u64 {
         self.host.metric(&Metric::Admission { pool: POOL, event })
     }
@@ -79,7 +85,7 @@ fn what_does_not_fit_waits_until_a_conversation_is_quiet() {
     let ticket = retry(&mut site.router, 99, &waiting).expect("its turn");
     assert_eq!((chosen(&ticket), ticket.planned()), (replica, Outcome::Placed));
     assert_eq!(site.held_requests(), 0);
-    assert_eq!((site.event(AdmissionEvent::Held), site.event(AdmissionEvent::Admitted)), (1, 1));
+    assert_eq!((site.event(AdmissionEvent::Held(Reason::NoRoom)), site.event(AdmissionEvent::Admitted)), (1, 1));
     assert_eq!(site.host.metric(&Metric::AdmissionWait { pool: POOL }), 5_001);
 }
 
@@ -312,7 +318,7 @@ fn below_the_caches_nothing_is_held_and_every_choice_is_as_without_admission() {
             without.host.advance(700);
         }
     }
-    assert_eq!(with.event(AdmissionEvent::Held), 0);
+    assert_eq!(with.were_held(), 0);
 }
 
 #[test]
@@ -458,6 +464,50 @@ fn each_is_told_why_it_waits() {
     let _waits = held(ask(&mut due.router, 50));
     let _again = held(ask(&mut due.router, 0));
     assert_eq!(reasons(&due), [Reason::NoRoom, Reason::TurnsUsed]);
+    // Each is counted once, when it comes.
+    let counted = Reason::ALL.map(|reason| due.event(AdmissionEvent::Held(reason)));
+    assert_eq!(counted, [1, 0, 1, 0]);
+    assert_eq!(due.were_held(), 2);
+}
+
+#[test]
+fn the_collector_is_told_who_waits_for_how_long_and_why_and_what_is_active_where() {
+    let mut site = site(|admission| admission.turns = 1);
+    site.shared_tokens = Some(1_000);
+    let before = site.sync().pools.remove(0);
+    assert_eq!(before.admission, Some(AdmissionAnswer { shared_tokens: 1_000, ..AdmissionAnswer::default() }));
+    assert_eq!((before.replicas[0].active_conversations, before.replicas[0].active_context_tokens), (Some(0), Some(0)));
+
+    (0..FIT).for_each(|id| {
+        site.whole(id);
+    });
+    let _new = held(ask(&mut site.router, 98));
+    site.host.advance(700);
+    let _due = held(ask(&mut site.router, 0));
+    site.host.advance(300);
+    let now = site.sync().pools.remove(0);
+    let by_reason = HeldCounts { no_room: 1, turns_used: 1, ..HeldCounts::default() };
+    assert_eq!(now.admission, Some(AdmissionAnswer { held: 2, oldest_held_ms: Some(1_000), by_reason, shared_tokens: 1_000 }));
+    // The one that has had its turns gave its place up.
+    let mut active: Vec<_> = now.replicas.iter().map(|at| (at.active_conversations, at.active_context_tokens)).collect();
+    active.sort_unstable();
+    let three = (Some(3), Some(3 * 9_512 + 1_000));
+    assert_eq!(active, [(Some(2), Some(2 * 9_512 + 1_000)), three, three, three]);
+}
+
+#[test]
+fn of_a_pool_that_admits_everything_the_collector_is_told_nothing_of_admission() {
+    // As it is where admission was turned off while somebody waited.
+    let mut site = site(|_| {});
+    let _tickets = site.full();
+    let _waits = held(ask(&mut site.router, 99));
+    let policy = Policy::new(POOL);
+    let _now = Router::new(site.host.clone(), site.router.settings.clone(), vec![policy]).expect("a router");
+    let answer = site.sync().pools.remove(0);
+    assert_eq!(answer.admission, None);
+    assert!(answer.replicas.iter().all(|at| (at.active_conversations, at.active_context_tokens) == (None, None)));
+    let json = serde_json::to_string(&answer).expect("JSON");
+    assert!(!json.contains("admission") && !json.contains("active"), "{json}");
 }
 
 /// What may happen to a pool below its caches.
@@ -554,7 +604,7 @@ proptest! {
             }
             prop_assert_eq!(chosen_by.first(), chosen_by.last(), "{:?}", turn);
         }
-        prop_assert_eq!(sites[0].event(AdmissionEvent::Held), 0);
+        prop_assert_eq!(sites[0].were_held(), 0);
     }
 
     #[test]

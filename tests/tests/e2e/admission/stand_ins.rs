@@ -4,19 +4,18 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use homing_tests::scripted::{ask, events, held};
-use homing_tests::{all_given_back, chat_body, chat_url, eventually, received, stack_at_speed, sum, together};
+use homing_tests::scripted::{ask, events, held, occupy};
+use homing_tests::{all_given_back, chat_body, chat_url, eventually, received, stack_at_speed, together};
 use reqwest::{Body, Client};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
-use tokio::task::JoinHandle;
 use xtask::stack::{Stack, StackOptions};
 
 use super::admitting;
 use crate::bodies::{chunked, hex, large_body};
 
 /// A stack whose replicas have small caches.
-async fn small(replicas: usize, kv_tokens: usize, speed: f64, options: StackOptions) -> Result<Stack> {
+pub(super) async fn small(replicas: usize, kv_tokens: usize, speed: f64, options: StackOptions) -> Result<Stack> {
     let replica_args = vec!["--kv-tokens".to_owned(), kv_tokens.to_string()];
     stack_at_speed(StackOptions { replicas, replica_args, ..options }, speed).await
 }
@@ -107,19 +106,6 @@ async fn below_the_caches_size_nothing_is_held_and_choices_are_those_without_adm
     assert_eq!((placed, replicas.len()), (9, 3), "{replicas:?}");
     assert_eq!(choices[0], choices[1]);
     Ok(())
-}
-
-/// A request that streams until it is aborted, at the only replica.
-async fn occupy(stack: &Stack) -> Result<JoinHandle<Result<()>>> {
-    let mut body = chat_body(&"x".repeat(12_000), 1_500);
-    body["stream"] = json!(true);
-    let request = Client::new().post(chat_url(stack)).json(&body);
-    let streams = tokio::spawn(async move {
-        request.send().await?.bytes().await?;
-        Ok(())
-    });
-    eventually("one in flight", async || Ok(sum(stack, "homing_in_flight", &[]).await? == 1)).await?;
-    Ok(streams)
 }
 
 #[tokio::test(flavor = "multi_thread")]
