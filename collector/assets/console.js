@@ -2,7 +2,7 @@
 
 import { attribute, copy, element, keyed, text } from './dom.js';
 import { age, day, number, plural } from './format.js';
-import { PoolView, stateOf } from './pool.js';
+import { PoolView, explainSource, stateOf } from './pool.js';
 import { watch } from './stream.js';
 
 const by = (id) => document.getElementById(id);
@@ -16,7 +16,7 @@ function show(state) {
   keyed(by('pools'), pools, state.pools.map(({ cluster }) => cluster), (cluster) => new PoolView(cluster));
   for (const pool of state.pools) pools.get(pool.cluster).show(pool, state.generation);
   showNavigation(state.pools);
-  showEnvoys(state.envoys);
+  showEnvoys(state.envoys, state.envoy_sources);
   showHomes(state.affinity);
   const { drain_file_problem: problem } = state;
   text(by('drain-file'), problem === null ? '' : `The drain file cannot be used: ${problem}. What it said last holds.`);
@@ -42,11 +42,14 @@ function conditionOf({ connected, standby, answered, failed }) {
   return answered + failed > 0 ? 'not connected' : 'not asked yet';
 }
 
-function showEnvoys(list) {
+function showEnvoys(list, sources) {
   const section = by('envoys');
   section.hidden = false;
   section.querySelector('[data-f=table]').hidden = list.length === 0;
-  section.querySelector('[data-f=none]').hidden = list.length > 0;
+  section.querySelector('[data-f=none]').hidden = list.length > 0 || sources.length > 0;
+  const failing = sources.filter(({ problem }) => problem).map(explainSource).join(' ');
+  const searching = list.length === 0 && sources.length > 0 ? 'Envoys are being looked up.' : '';
+  text(section.querySelector('[data-f=sources]'), failing || searching);
   keyed(section.querySelector('tbody'), envoys, list.map(({ url }) => url), () => copy('envoy-template'));
   for (const envoy of list) {
     const { root, f } = envoys.get(envoy.url);
@@ -87,7 +90,7 @@ function announce(state) {
   const changed = conditions ? [...now].filter(([name, condition]) => conditions.get(name) !== condition) : [];
   if (changed.length > 0) text(by('announcer'), changed.map(([name, condition]) => `${name} is ${condition}`).join('. '));
   conditions = now;
-  const failing = state.pools.flatMap(({ sources }) => sources).filter(({ problem }) => problem).length;
+  const failing = [...state.envoy_sources, ...state.pools.flatMap(({ sources }) => sources)].filter(({ problem }) => problem).length;
   const others = [state.drain_file_problem, state.affinity.store?.problem ?? null].filter((problem) => problem !== null).length;
   const wrong = failing + others + [...now.values()].filter((condition) => condition === 'down' || condition === 'not connected').length;
   document.title = wrong > 0 ? `(${wrong}) Homing` : 'Homing';

@@ -178,7 +178,8 @@ function whyNone(sources) {
     : 'The replicas of this pool are being looked up.';
 }
 
-function explainSource({ kind, name, problem, endpoints }) {
+/** What is wrong with a source of replicas or of Envoys. */
+export function explainSource({ kind, name, problem, endpoints }) {
   return `${kind} ${name}: ${problem}${endpoints === null ? '' : '; what it found last is kept'}.`;
 }
 
@@ -193,7 +194,7 @@ function inOrder(names, replicas) {
 
 /** Why the card has gaps, and what to do; `null` when it has none. */
 function explain(routing, cluster) {
-  if (routing.envoys === 0) return 'No Envoy is configured: the collector only watches the replicas.';
+  if (routing.envoys === 0) return 'No Envoy is configured or found: the collector only watches the replicas.';
   if (routing.envoys_connected === 0) return 'No Envoy is connected, so what routing does now is not known. The table of Envoys says why.';
   if (routing.envoys_routing === 0) return `No connected Envoy routes ${cluster}: its filter needs a pool of this name.`;
   return total(routing.requests) === 0 ? 'No request has ended yet.' : null;

@@ -29,8 +29,8 @@ const RECENT: u64 = MAX_BINDINGS as u64;
 /// Who told a binding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Teller {
-    /// The Envoy of this number in the configuration.
-    Envoy(usize),
+    /// The Envoy of this number.
+    Envoy(u64),
     /// The store.
     Store,
 }
@@ -208,7 +208,7 @@ impl Affinity {
     }
 
     /// What an Envoy is to be sent next, changes before the rest of a hand-over. Of changes it does not get what it told itself.
-    pub fn batch(&self, envoy: usize, place: Place) -> Batch {
+    pub fn batch(&self, envoy: u64, place: Place) -> Batch {
         let known = self.known();
         let mut batch = Batch { place, ..Batch::default() };
         for (&change, digest) in known.by_change.range(place.change.saturating_add(1)..) {
@@ -309,7 +309,7 @@ mod tests {
         batch.bindings.iter().map(|binding| (binding.conversation.0, binding.home.0)).collect()
     }
 
-    fn learn(affinity: &Affinity, envoy: usize, told: &[Binding]) {
+    fn learn(affinity: &Affinity, envoy: u64, told: &[Binding]) {
         affinity.learn(Teller::Envoy(envoy), told, NOW_MS, true);
     }
 
@@ -444,10 +444,10 @@ mod tests {
                     Event::Told { envoy, digest, home, age_ms } => {
                         // An Envoy tells what is in its table.
                         merge(&mut tables[envoy], binding(digest, home, age_ms));
-                        learn(&affinity, envoy, &[tables[envoy][&digest]]);
+                        learn(&affinity, envoy as u64, &[tables[envoy][&digest]]);
                     }
                     Event::Sent { envoy, lost } => {
-                        let batch = affinity.batch(envoy, places[envoy]);
+                        let batch = affinity.batch(envoy as u64, places[envoy]);
                         if !lost {
                             places[envoy] = batch.place;
                             batch.bindings.into_iter().for_each(|told| merge(&mut tables[envoy], told));
@@ -461,7 +461,7 @@ mod tests {
                 }
             }
             for (envoy, table) in tables.iter_mut().enumerate() {
-                affinity.batch(envoy, places[envoy]).bindings.into_iter().for_each(|told| merge(table, told));
+                affinity.batch(envoy as u64, places[envoy]).bindings.into_iter().for_each(|told| merge(table, told));
             }
             let all: Vec<_> = affinity.all();
             for table in &tables {

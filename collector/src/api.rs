@@ -84,7 +84,8 @@ fn known(fleet: &Fleet, name: ReplicaName) -> Result<(), Refusal> {
 impl DrainStatus {
     fn of(fleet: &Fleet, name: ReplicaName) -> Self {
         let matches = |other: ReplicaName| other == name || (name.rank.is_none() && other.address == name.address);
-        let in_flight = fleet.envoys.iter().map(|envoy| {
+        let envoys = fleet.envoys();
+        let in_flight = envoys.iter().map(|envoy| {
             let exchanges = envoy.exchanges();
             let replicas = exchanges.answer.iter().flat_map(|answer| &answer.pools).flat_map(|pool| &pool.replicas);
             replicas.filter(|answer| matches(answer.replica)).map(|answer| answer.in_flight).sum::<u64>()

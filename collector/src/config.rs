@@ -38,7 +38,7 @@ pub struct Config {
     pub scrape: ScrapeConfig,
     /// Where the homes of conversations are kept besides in memory.
     pub affinity: Option<AffinityConfig>,
-    /// The Envoys that get the snapshots; may be empty.
+    /// The Envoys that get the snapshots, and where to find more; may be empty.
     pub envoys: Vec<EnvoyConfig>,
     /// The pools, each with at least one replica or a way to find some.
     pub pools: Vec<PoolConfig>,
@@ -64,15 +64,26 @@ impl Default for ScrapeConfig {
     }
 }
 
-/// One Envoy that runs the filter.
+/// One Envoy that runs the filter, or all that a name leads to.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct EnvoyConfig {
-    /// Its control listener.
-    pub url: ControlUrl,
+    /// Where the control listener is.
+    #[serde(flatten)]
+    pub place: EnvoyPlace,
     /// What it asks for as `Authorization: Bearer`, if it asks.
     pub token: Option<TokenSource>,
-    /// How it is reached over TLS, where its URL says https.
+    /// How it is reached over TLS, where its URL says https; a name's are reached over TLS if this is set.
     pub tls: Option<TlsConfig>,
+}
+
+/// Where control listeners are; as JSON `{"url": ...}` or `{"dns": ...}`.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum EnvoyPlace {
+    /// One at a place that does not change.
+    Url(ControlUrl),
+    /// One at every address of a name.
+    Dns(DnsConfig),
 }
 
 /// One pool: the replicas behind one Envoy cluster.
@@ -211,7 +222,13 @@ impl Config {
         }
         for envoy in &self.envoys {
             let token = envoy.token.as_ref().map_or("no token".to_owned(), ToString::to_string);
-            let _ = writeln!(text, "envoy {}: {token}", envoy.url);
+            let _ = match &envoy.place {
+                EnvoyPlace::Url(url) => writeln!(text, "envoy {url}: {token}"),
+                EnvoyPlace::Dns(dns) => {
+                    let tls = envoy.tls.as_ref().map_or("", TlsConfig::summary);
+                    writeln!(text, "envoys at {}: {token}{tls}", dns.summary())
+                }
+            };
         }
         if self.envoys.is_empty() {
             text.push_str("no envoys: nothing is pushed; the collector only shows what it sees\n");
@@ -226,23 +243,27 @@ impl PoolConfig {
     fn summary(&self) -> String {
         use std::fmt::Write as _;
         let seqs = self.max_num_seqs.map_or("not given".to_owned(), |n| n.to_string());
-        let tls = match &self.tls {
-            None => "",
-            Some(TlsConfig { insecure: true, .. }) => ", TLS with any certificate",
-            Some(_) => ", TLS",
-        };
+        let tls = self.tls.as_ref().map_or("", TlsConfig::summary);
         let token = self.token.as_ref().map_or(String::new(), |token| format!(", {token}"));
         let mut text = format!("pool {}: max_num_seqs {seqs}{tls}{token}\n", self.cluster);
         for endpoint in &self.replicas {
             let _ = writeln!(text, "  {}{}", endpoint.address, if endpoint.drain { " (draining)" } else { "" });
         }
         for dns in &self.dns {
-            let _ = writeln!(text, "  the addresses of {dns}, every {}", humantime::format_duration(dns.refresh));
+            let _ = writeln!(text, "  {}", dns.summary());
         }
         for file in &self.files {
             let _ = writeln!(text, "  the targets in {}", file.display());
         }
         text
+    }
+}
+
+// === impl TlsConfig ===
+
+impl TlsConfig {
+    fn summary(&self) -> &'static str {
+        if self.insecure { ", TLS with any certificate" } else { ", TLS" }
     }
 }
 

@@ -10,7 +10,7 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::client::legacy::{Client, Error};
 use hyper_util::rt::TokioExecutor;
 
-use crate::config::{ControlUrl, EnvoyConfig};
+use crate::config::{ControlUrl, EnvoyConfig, EnvoyPlace};
 use crate::http_client::{self, BodyError, read_body};
 use crate::sync::SyncFailure;
 use crate::tls;
@@ -29,15 +29,21 @@ enum Way {
     Socket(Client<unix::SocketConnector, Full<Bytes>>),
 }
 
+/// Connects to control listeners of one entry of the configuration, by the network.
+pub(crate) type ControlConnector = HttpsConnector<HttpConnector>;
+
+/// Reads the certificates of an entry, if there are some.
+pub(crate) fn connector(config: &EnvoyConfig) -> anyhow::Result<ControlConnector> {
+    let is_https = config.tls.is_some() || matches!(config.place, EnvoyPlace::Url(ControlUrl::Tls(_)));
+    tls::connector(is_https.then(|| config.tls.clone().unwrap_or_default()).as_ref())
+}
+
 impl ControlClient {
-    /// Reads the certificates, if there are some.
-    pub(crate) fn new(config: &EnvoyConfig) -> anyhow::Result<Self> {
+    /// A client of its own, so that its connections end with it.
+    pub(crate) fn new(url: &ControlUrl, connector: &ControlConnector) -> anyhow::Result<Self> {
         let builder = Client::builder(TokioExecutor::new());
-        let (way, base) = match &config.url {
-            url @ (ControlUrl::Tcp(_) | ControlUrl::Tls(_)) => {
-                let settings = matches!(url, ControlUrl::Tls(_)).then(|| config.tls.clone().unwrap_or_default());
-                (Way::Network(builder.build(tls::connector(settings.as_ref())?)), url.to_string())
-            }
+        let (way, base) = match url {
+            ControlUrl::Tcp(_) | ControlUrl::Tls(_) => (Way::Network(builder.build(connector.clone())), url.to_string()),
             #[cfg(unix)]
             ControlUrl::Unix(path) => (Way::Socket(builder.build(unix::SocketConnector::new(path))), "http://localhost".to_owned()),
             #[cfg(not(unix))]

@@ -2,9 +2,12 @@
 //!
 //! The tasks that find, poll and push share it. Each endpoint and each Envoy has a lock of its own, held for the length of a copy.
 
+mod envoys;
 mod pool;
+mod source;
 
 use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -14,10 +17,15 @@ use homing_routing::sync::{Peers, PoolReport, SYNC_VERSION, SyncAnswer, SyncRequ
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-pub use self::pool::{Pool, SharedEndpoint, Source, SourceState};
+pub(crate) use self::envoys::EnvoyChange;
+use self::envoys::Envoys;
+pub use self::envoys::{Envoy, Exchanges};
+use self::pool::Counted;
+pub use self::pool::{Pool, SharedEndpoint};
+pub use self::source::{Source, SourceState};
 use crate::affinity::Affinity;
 use crate::affinity::store::StoreLink;
-use crate::config::{Config, EnvoyConfig};
+use crate::config::Config;
 use crate::drain::{DrainedBy, Drains};
 use crate::endpoint::{Replica, whole_ms};
 use crate::status::CONNECTED;
@@ -32,8 +40,7 @@ pub struct Fleet {
     pub generation: u64,
     /// The pools, in the configuration's order.
     pub pools: Vec<Pool>,
-    /// The Envoys, in the configuration's order.
-    pub envoys: Vec<Envoy>,
+    envoys: Envoys,
     /// What drains, beside what the configuration says.
     pub drains: Arc<Drains>,
     /// The conversations' homes.
@@ -46,37 +53,6 @@ pub struct Fleet {
     changes: watch::Sender<()>,
 }
 
-/// One Envoy and the exchanges with it.
-#[derive(Debug)]
-pub struct Envoy {
-    /// Where it is and what it asks for.
-    pub config: EnvoyConfig,
-    exchanges: Mutex<Exchanges>,
-}
-
-/// The exchanges with one Envoy so far.
-#[derive(Clone, Debug, Default)]
-pub struct Exchanges {
-    /// Exchanges that it answered.
-    pub answered: u64,
-    /// Exchanges that failed.
-    pub failed: u64,
-    /// What it last answered, without the bindings.
-    pub answer: Option<SyncAnswer>,
-    /// When it did.
-    pub answered_at: Option<Instant>,
-    /// Bindings that it told, over all answers.
-    pub bindings: u64,
-    /// Bindings of others that it was sent and took.
-    pub bindings_sent: u64,
-    /// Bytes that it was sent and that it answered, without HTTP's headers.
-    pub bytes: [u64; 2],
-    /// Whether all that it knows has been read: its journal, and its table if some of the journal was overwritten.
-    pub is_read: bool,
-    /// What is wrong with it now, and what to do.
-    pub problem: Option<String>,
-}
-
 // === impl Fleet ===
 
 impl Fleet {
@@ -84,17 +60,41 @@ impl Fleet {
     pub fn new(config: &Config) -> Self {
         let drains = Arc::new(Drains::default());
         let pools = config.pools.iter().map(|pool| Pool::new(pool, Arc::clone(&drains))).collect();
-        let envoys = config.envoys.iter().map(|envoy| Envoy { config: envoy.clone(), exchanges: Mutex::default() });
         Self {
             generation: now_ms(),
             pools,
-            envoys: envoys.collect(),
+            envoys: Envoys::new(&config.envoys),
             drains,
             affinity: Arc::new(Affinity::new(config.affinity.is_some())),
             store: config.affinity.as_ref().map(|store| Arc::new(StoreLink::new(store))),
             started: Instant::now(),
             changes: watch::Sender::default(),
         }
+    }
+
+    /// The Envoys that there are now, in the configuration's order.
+    pub fn envoys(&self) -> Vec<Arc<Envoy>> {
+        self.envoys.all()
+    }
+
+    /// Where Envoys are found beside the configuration's own.
+    pub fn envoy_sources(&self) -> impl Iterator<Item = &Source> {
+        self.envoys.sources()
+    }
+
+    /// Takes in what the name of an entry of `envoys` led to; `None` when it led nowhere and what it led to before holds.
+    pub(crate) fn found_envoys(&self, entry: usize, addresses: Option<Vec<SocketAddr>>, problem: Option<String>) {
+        self.envoys.found(entry, addresses, problem);
+    }
+
+    /// Waits until some name led to other Envoys than before.
+    pub(crate) async fn envoy_sources_changed(&self) {
+        self.envoys.sources_changed().await;
+    }
+
+    /// Makes the Envoys those that were last found.
+    pub(crate) fn reconcile_envoys(&self) -> EnvoyChange {
+        self.envoys.reconcile()
     }
 
     /// Notes that endpoints came or went, or that the state of one became known.
@@ -109,18 +109,19 @@ impl Fleet {
         let _ = self.changes.subscribe().wait_for(|()| self.pools.iter().all(Pool::is_settled)).await;
     }
 
-    /// What the Envoy at `index` is sent: the state of every pool at `now`.
+    /// What an Envoy is sent: the state of every pool at `now`.
     ///
     /// A pool of which no replica was ever found, because its sources failed, is left out: an Envoy then keeps what it has.
-    pub fn snapshot(&self, index: usize, sequence: u64, now: Instant) -> SyncRequest {
+    pub fn snapshot(&self, envoy: &Envoy, sequence: u64, now: Instant) -> SyncRequest {
         let pools = self.pools.iter().filter(|pool| pool.is_known()).map(|pool| {
             let mut replicas = pool.replicas(now);
-            let peers = self.peers(index, &pool.cluster, now);
+            let peers = self.peers(envoy, &pool.cluster, now);
             for replica in &mut replicas {
                 replica.report.peers = peers.get(&replica.report.replica).copied().unwrap_or_default();
             }
-            let mut estimator = lock(&pool.estimator);
-            estimator.update(&self.totals(&pool.cluster, &replicas));
+            let (totals, counted) = self.totals(&pool.cluster, &replicas);
+            let mut texts = lock(&pool.texts);
+            let estimator = texts.update(&totals, counted);
             PoolReport {
                 cluster: pool.cluster.clone(),
                 bytes_per_token: estimator.bytes_per_token(),
@@ -138,9 +139,9 @@ impl Fleet {
 
     /// What the other Envoys have at the replicas of a pool, as far as they answered lately. What an Envoy has that does not answer is
     /// found in the engines' figures.
-    fn peers(&self, index: usize, cluster: &str, now: Instant) -> HashMap<ReplicaName, Peers> {
+    fn peers(&self, asks: &Envoy, cluster: &str, now: Instant) -> HashMap<ReplicaName, Peers> {
         let mut peers: HashMap<_, Peers> = HashMap::new();
-        for (_, envoy) in self.envoys.iter().enumerate().filter(|(other, _)| *other != index) {
+        for envoy in self.envoys().iter().filter(|other| other.number != asks.number) {
             let exchanges = envoy.exchanges();
             if exchanges.answered_at.is_none_or(|at| now.duration_since(at) >= CONNECTED) {
                 continue;
@@ -155,19 +156,20 @@ impl Fleet {
         peers
     }
 
-    /// Whether nothing more can be learned of homes, before a hand-over to the Envoy at `index` ends: the store and every other Envoy
-    /// have been read, or are away.
-    pub(crate) fn has_read_others(&self, index: usize, now: Instant) -> bool {
+    /// Whether nothing more can be learned of homes, before a hand-over to an Envoy ends: the store and every other Envoy have been
+    /// read, or are away.
+    pub(crate) fn has_read_others(&self, asks: &Envoy, now: Instant) -> bool {
         let is_late = now.duration_since(self.started) > READING;
-        let others = self.envoys.iter().enumerate().filter(|(other, _)| *other != index);
-        let read = others.map(|(_, envoy)| envoy.exchanges()).all(|envoy| envoy.is_read || envoy.problem.is_some());
-        is_late || (read && self.affinity.is_loaded())
+        let envoys = self.envoys();
+        let others = envoys.iter().filter(|other| other.number != asks.number);
+        let read = others.map(|envoy| envoy.exchanges()).all(|envoy| envoy.is_read || envoy.problem.is_some());
+        is_late || (read && self.envoys.all_asked() && self.affinity.is_loaded())
     }
 
     /// What most Envoys answer, of those that say it; of as many, what the first in the configuration answers.
     pub(crate) fn of_most<T: PartialEq>(&self, said: impl Fn(&SyncAnswer) -> Option<T>) -> Option<T> {
         let mut counts: Vec<(T, usize)> = Vec::new();
-        for value in self.envoys.iter().filter_map(|envoy| said(envoy.exchanges().answer.as_ref()?)) {
+        for value in self.envoys().iter().filter_map(|envoy| said(envoy.exchanges().answer.as_ref()?)) {
             match counts.iter_mut().find(|(known, _)| *known == value) {
                 Some((_, count)) => *count += 1,
                 None => counts.push((value, 1)),
@@ -176,23 +178,25 @@ impl Fleet {
         counts.into_iter().rev().max_by_key(|(_, count)| *count).map(|(value, _)| value)
     }
 
-    /// What the engines have read and the Envoys have sent them.
-    fn totals(&self, cluster: &str, replicas: &[Replica]) -> Totals {
+    /// What the engines have read and the Envoys have sent them, and which Envoys these are.
+    fn totals(&self, cluster: &str, replicas: &[Replica]) -> (Totals, Vec<Counted>) {
+        let mut counted = Vec::new();
         let mut totals = Totals::default();
         for metrics in replicas.iter().map(|replica| &replica.metrics) {
             totals.prompt_tokens += metrics.prompt_tokens;
             totals.cached_tokens += metrics.prompt_cache.map_or(0, |cache| cache.hits);
         }
-        for envoy in &self.envoys {
+        for envoy in self.envoys() {
             let exchanges = envoy.exchanges();
             let answers = exchanges.answer.iter().flat_map(|answer| &answer.pools).filter(|pool| pool.cluster == cluster);
             for answer in answers {
+                counted.push((envoy.number, exchanges.answer.as_ref().and_then(|answer| answer.counting_since_ms)));
                 totals.prompt_bytes += answer.prompt_bytes;
                 totals.repeated_bytes += answer.repeated_bytes;
                 totals.first_turns += answer.first_turns;
             }
         }
-        totals
+        (totals, counted)
     }
 
     /// Who drains this replica; for a name without a rank, who drains all that is behind its address.
@@ -203,15 +207,6 @@ impl Fleet {
     /// Whether some pool has this replica, or, for a name without a rank, one behind its address.
     pub fn has_replica(&self, name: ReplicaName) -> bool {
         self.pools.iter().any(|pool| pool.has_replica(name))
-    }
-}
-
-// === impl Envoy ===
-
-impl Envoy {
-    /// The exchanges so far. Do not wait for anything while holding them.
-    pub fn exchanges(&self) -> MutexGuard<'_, Exchanges> {
-        lock(&self.exchanges)
     }
 }
 

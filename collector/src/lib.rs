@@ -1,6 +1,6 @@
 //! The collector of Homing: it polls the metrics of every replica and pushes what it saw to every Envoy.
 //!
-//! One direction: replicas, which [`discovery`] finds -> [`scrape`] -> [`fleet`] -> [`sync`] -> Envoys; the Envoys' answers come back into
+//! One direction: replicas, which [`discovery`] finds as it does Envoys -> [`scrape`] -> [`fleet`] -> [`sync`] -> Envoys; the Envoys' answers come back into
 //! the fleet, and [`status`] puts it together and [`history`] keeps an hour of it, which [`console`] and [`telemetry`] show over [`http`].
 //! Each endpoint and each Envoy has a task of its own, so that nothing slow holds up anything else.
 #![forbid(unsafe_code)]
@@ -39,10 +39,13 @@ use tokio::task::JoinSet;
 use crate::api::Changes;
 use crate::config::Config;
 use crate::console::Live;
+use crate::discovery::envoys::Exchanger;
+use crate::discovery::{Lookup, System};
 use crate::fleet::Fleet;
 use crate::history::History;
 use crate::scrape::Scraper;
 use crate::scrape::client::ScrapeClient;
+use crate::sync::Access;
 use crate::telemetry::Telemetry;
 
 /// How often conversations that are idle are forgotten.
@@ -60,6 +63,11 @@ impl Collector {
     ///
     /// Fails when it cannot listen, or when a token or certificates cannot be read. A replica or an Envoy that is away is no failure.
     pub async fn start(config: &Config) -> anyhow::Result<Self> {
+        Self::start_with(config, System).await
+    }
+
+    /// As [`Self::start`], with names looked up by something else than the system's resolver.
+    pub async fn start_with(config: &Config, lookup: impl Lookup + Clone + 'static) -> anyhow::Result<Self> {
         let listener = TcpListener::bind(config.listen).await.with_context(|| {
             format!("cannot listen on {}; set `listen` to a free address of this machine, or to port 0", config.listen)
         })?;
@@ -74,7 +82,7 @@ impl Collector {
         let history = Arc::new(History::default());
         let live = Arc::new(Live::new(Arc::clone(&fleet), Arc::clone(&history)));
         let telemetry = Arc::new(Telemetry::new(Arc::clone(&fleet), Arc::clone(&live)));
-        let controls: Vec<_> = config.envoys.iter().map(sync::Control::new).collect::<Result<_, _>>()?;
+        let access = config.envoys.iter().map(Access::new).collect::<Result<_, _>>()?;
         if let Some(token) = &config.api {
             token.read().map_err(|error| anyhow::anyhow!("api: {error}"))?;
         }
@@ -92,11 +100,10 @@ impl Collector {
             tasks.spawn(async move { drains.follow(&path).await });
         }
         for (pool, scraper) in scrapers {
-            tasks.spawn(discovery::run(Arc::clone(&fleet), pool, scraper));
+            tasks.spawn(discovery::run(Arc::clone(&fleet), pool, scraper, lookup.clone()));
         }
-        for (index, control) in controls.into_iter().enumerate() {
-            tasks.spawn(sync::run(Arc::clone(&fleet), index, control, interval, Arc::clone(&telemetry)));
-        }
+        let exchanges = Exchanger { fleet: Arc::clone(&fleet), access, interval, telemetry: Arc::clone(&telemetry) };
+        tasks.spawn(exchanges.run(config.envoys.clone(), lookup));
         if let Some(link) = fleet.store.clone() {
             let (affinity, writer) = (Arc::clone(&fleet.affinity), rand::random());
             tasks.spawn(affinity::store::run(affinity, link, writer));

@@ -33,6 +33,8 @@ pub struct Status {
     pub pools: Vec<PoolStatus>,
     /// Every Envoy.
     pub envoys: Vec<EnvoyStatus>,
+    /// Where Envoys are found beside those that the configuration names.
+    pub envoy_sources: Vec<SourceStatus>,
     /// The homes of conversations that the Envoys share.
     pub affinity: AffinityStatus,
     /// What is wrong with the drain file.
@@ -58,14 +60,14 @@ pub struct PoolStatus {
     pub sources: Vec<SourceStatus>,
 }
 
-/// A source of endpoints.
+/// A source of endpoints or of Envoys.
 #[derive(Clone, Debug, Serialize)]
 pub struct SourceStatus {
     /// `dns` or `file`.
     pub kind: &'static str,
     /// The name with its port, or the path.
     pub name: String,
-    /// How many endpoints it last found; absent before it found anything.
+    /// How many endpoints or Envoys it last found; absent before it found anything.
     pub endpoints: Option<usize>,
     /// What is wrong with it now; what it found last is kept.
     pub problem: Option<String>,
@@ -75,7 +77,7 @@ pub struct SourceStatus {
 /// those that are connected; counts come from every one that ever answered.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Routing {
-    /// Envoys in the configuration.
+    /// Envoys that there are.
     pub envoys: usize,
     /// Those of them that are connected.
     pub envoys_connected: usize,
@@ -225,7 +227,7 @@ pub struct EnvoyStatus {
 impl Status {
     /// The fleet at `now`.
     pub fn of(fleet: &Fleet, history: &History, now: Instant) -> Self {
-        let envoys: Vec<_> = fleet.envoys.iter().map(|envoy| EnvoyStatus::of(fleet, envoy, now)).collect();
+        let envoys: Vec<_> = fleet.envoys().iter().map(|envoy| EnvoyStatus::of(fleet, envoy, now)).collect();
         let pools = fleet.pools.iter().map(|pool| PoolStatus::of(pool, &envoys, history, now)).collect();
         let at = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let drain_file_problem = fleet.drains.read().file_problem.clone();
@@ -235,6 +237,7 @@ impl Status {
             at_ms: whole_ms(at),
             pools,
             envoys,
+            envoy_sources: fleet.envoy_sources().map(SourceStatus::of).collect(),
             affinity: AffinityStatus::of(fleet),
             drain_file_problem,
         }
@@ -324,7 +327,7 @@ impl EnvoyStatus {
         let age = exchanges.answered_at.map(|at| now.duration_since(at));
         let answer = exchanges.answer.unwrap_or_default();
         Self {
-            url: envoy.config.url.to_string(),
+            url: envoy.url.to_string(),
             connected: exchanges.problem.is_none() && age.is_some_and(|age| age < CONNECTED),
             standby: answer.standby,
             filter_version: answer.filter_version,

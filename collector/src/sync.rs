@@ -13,8 +13,8 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::affinity::{Batch, Place, Teller};
-use crate::config::EnvoyConfig;
-use crate::control_client::ControlClient;
+use crate::config::{ControlUrl, EnvoyConfig, EnvoyPlace};
+use crate::control_client::{self, ControlClient, ControlConnector};
 use crate::endpoint::whole_ms;
 use crate::fleet::{Envoy, Fleet, now_ms};
 use crate::http_client::Bearer;
@@ -40,7 +40,7 @@ const MAX_COMPLAINTS: usize = 16;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SyncFailure {
     /// Nothing answered.
-    #[error("it cannot be reached ({0}); is it running, and is envoys[].url its control listener?")]
+    #[error("it cannot be reached ({0}); is it running, and is envoys[].url or dns its control listener?")]
     Unreachable(String),
     /// The answer took too long.
     #[error("no answer within {} s; is its control listener overloaded?", SYNC_TIMEOUT.as_secs())]
@@ -57,7 +57,7 @@ pub enum SyncFailure {
     },
     /// It answered something else.
     #[error(
-        "its answer is not one of the filter's control role ({0}); is envoys[].url its control listener, and of the same version?"
+        "its answer is not one of the filter's control role ({0}); is envoys[].url or dns its control listener, and of the same version?"
     )]
     Answer(String),
     /// The snapshot is longer than the control listener reads.
@@ -69,6 +69,9 @@ pub enum SyncFailure {
 }
 
 impl SyncFailure {
+    /// Every reason.
+    pub(crate) const REASONS: [&'static str; 6] = ["unreachable", "timeout", "refused", "answer", "too_large", "token"];
+
     /// A short name, for a metric's label.
     pub fn reason(&self) -> &'static str {
         match self {
@@ -84,7 +87,7 @@ impl SyncFailure {
     fn refused(status: StatusCode, body: &[u8]) -> Self {
         let advice = match status.as_u16() {
             401 | 403 => "set envoys[].token or token_file to the control listener's token",
-            404 | 405 => "give envoys[].url the listener whose filter has `role: control`",
+            404 | 405 => "give envoys[].url or dns the listener whose filter has `role: control`",
             400 if body.windows(14).any(|part| part == b"older than the") => {
                 "another collector of the same start time pushes to it; restart one of them"
             }
@@ -99,20 +102,42 @@ impl SyncFailure {
     }
 }
 
+/// How the Envoys of one entry of the configuration are reached.
+#[derive(Clone, Debug)]
+pub(crate) struct Access {
+    connector: ControlConnector,
+    bearer: Bearer,
+}
+
+impl Access {
+    /// Reads the token and the certificates, if there are some.
+    pub(crate) fn new(config: &EnvoyConfig) -> anyhow::Result<Self> {
+        let context = || match &config.place {
+            EnvoyPlace::Url(url) => format!("envoy {url}"),
+            EnvoyPlace::Dns(dns) => format!("envoys at {dns}"),
+        };
+        let bearer = Bearer::read(config.token.as_ref()).map_err(anyhow::Error::msg).with_context(context)?;
+        let access = Self { connector: control_client::connector(config).with_context(context)?, bearer };
+        if let EnvoyPlace::Url(url) = &config.place {
+            // What is wrong with it shows at the start.
+            access.control(url).with_context(context)?;
+        }
+        Ok(access)
+    }
+
+    /// The way to one of them.
+    fn control(&self, url: &ControlUrl) -> anyhow::Result<Control> {
+        Ok(Control { client: ControlClient::new(url, &self.connector)?, bearer: self.bearer.clone() })
+    }
+}
+
 /// The way to one Envoy's control listener.
-pub(crate) struct Control {
+struct Control {
     client: ControlClient,
     bearer: Bearer,
 }
 
 impl Control {
-    /// Reads the token and the certificates, if there are some.
-    pub(crate) fn new(config: &EnvoyConfig) -> anyhow::Result<Self> {
-        let context = || format!("envoy {}", config.url);
-        let bearer = Bearer::read(config.token.as_ref()).map_err(anyhow::Error::msg).with_context(context)?;
-        Ok(Self { client: ControlClient::new(config).with_context(context)?, bearer })
-    }
-
     /// One exchange. After a 401 the token is read again, since a token file may have been changed.
     ///
     /// Returns the answer, and the bytes of both sides.
@@ -141,7 +166,7 @@ impl Control {
 /// The exchanges with one Envoy: what it has been sent, and what has been read of it.
 struct Session {
     fleet: Arc<Fleet>,
-    index: usize,
+    envoy: Arc<Envoy>,
     interval: Duration,
     /// When it began to count, which tells it from the one that was there before; nothing before the first answer.
     counting_since_ms: Option<Option<u64>>,
@@ -159,15 +184,11 @@ struct Session {
 }
 
 impl Session {
-    fn envoy(&self) -> &Envoy {
-        &self.fleet.envoys[self.index]
-    }
-
     /// What it is sent now: with the snapshot if that is due; without it, what others told of conversations. The batch is the last part of
     /// a hand-over if everybody else had been read before it was taken, and it has all of that.
     fn request(&self, sequence: u64, with_pools: bool, batch: &Batch, has_read_others: bool) -> SyncRequest {
         let now = Instant::now();
-        let request = if with_pools { self.fleet.snapshot(self.index, sequence, now) } else { self.fleet.request(sequence) };
+        let request = if with_pools { self.fleet.snapshot(&self.envoy, sequence, now) } else { self.fleet.request(sequence) };
         SyncRequest {
             pause_ms: whole_ms(self.interval),
             bindings: Bindings(batch.bindings.clone()),
@@ -186,7 +207,7 @@ impl Session {
         if self.standby || self.counting_since_ms.is_none() {
             return Batch { place: self.place, ..Batch::default() };
         }
-        self.fleet.affinity.batch(self.index, self.place)
+        self.fleet.affinity.batch(self.envoy.number, self.place)
     }
 
     /// Whether the next exchange should follow at once.
@@ -201,7 +222,7 @@ impl Session {
             affinity.hold_for(idle_s);
         }
         let told = std::mem::take(&mut answer.bindings).0;
-        affinity.learn(Teller::Envoy(self.index), &told, now_ms(), !answer.standby);
+        affinity.learn(Teller::Envoy(self.envoy.number), &told, now_ms(), !answer.standby);
         self.journal = std::mem::take(&mut answer.journal);
         self.more = answer.more;
         self.behind = batch.more && !answer.standby;
@@ -219,13 +240,13 @@ impl Session {
         }
         if self.standby != answer.standby {
             let what = if answer.standby { "has a later collector: this one stands by" } else { "is told by this collector now" };
-            tracing::info!("envoy {} {what}", self.envoy().config.url);
+            tracing::info!("envoy {} {what}", self.envoy.url);
         }
         self.standby = answer.standby;
         let is_read = !self.more && self.recall.is_none();
-        let mut exchanges = self.fleet.envoys[self.index].exchanges();
+        let mut exchanges = self.envoy.exchanges();
         if exchanges.answer.is_none() || exchanges.problem.is_some() {
-            tracing::info!("envoy {} {}", self.envoy().config.url, if answer.standby { "answers" } else { "takes snapshots" });
+            tracing::info!("envoy {} {}", self.envoy.url, if answer.standby { "answers" } else { "takes snapshots" });
         }
         exchanges.answered += 1;
         exchanges.answered_at = Some(Instant::now());
@@ -242,19 +263,19 @@ impl Session {
         exchanges.answer = Some(answer);
         exchanges.problem = None;
         drop(exchanges);
-        let problem = differs(&self.fleet, self.envoy());
+        let problem = differs(&self.fleet, &self.envoy);
         self.complaints.retain(|complaint| problem == Some(complaint));
         if let Some(problem) = problem.filter(|problem| self.complaints.insert((*problem).to_owned())) {
-            tracing::warn!("envoy {}: {problem}", self.envoy().config.url);
+            tracing::warn!("envoy {}: {problem}", self.envoy.url);
         }
     }
 
     fn failed(&mut self, failure: &SyncFailure) {
         let text = failure.to_string();
         if self.complaints.len() < MAX_COMPLAINTS && self.complaints.insert(text.clone()) {
-            tracing::warn!("envoy {}: {text}", self.envoy().config.url);
+            tracing::warn!("envoy {}: {text}", self.envoy.url);
         }
-        let mut exchanges = self.envoy().exchanges();
+        let mut exchanges = self.envoy.exchanges();
         exchanges.failed += 1;
         exchanges.is_read = false;
         exchanges.problem = Some(text);
@@ -278,14 +299,14 @@ impl Session {
 
 /// What is wrong with an Envoy that is set up otherwise than most, so that it does not agree with them.
 pub(crate) fn differs(fleet: &Fleet, envoy: &Envoy) -> Option<&'static str> {
-    let answer = envoy.exchanges().answer.clone()?;
-    if answer.key_check.is_some() && answer.key_check != fleet.of_most(|answer| answer.key_check.clone()) {
+    let (key_check, idle_s) = envoy.exchanges().answer.as_ref().map(|answer| (answer.key_check.clone(), answer.idle_s))?;
+    if key_check.is_some() && key_check != fleet.of_most(|answer| answer.key_check.clone()) {
         return Some(
             "its hash_key is another than the other Envoys': it will never agree with them on a conversation's home; give every Envoy the \
              same hash_key",
         );
     }
-    if answer.idle_s.is_some() && answer.idle_s != fleet.of_most(|answer| answer.idle_s) {
+    if idle_s.is_some() && idle_s != fleet.of_most(|answer| answer.idle_s) {
         return Some(
             "its idle_timeout is another than the other Envoys': conversations that pause have a home there and none elsewhere, or the \
              other way round; give every Envoy the same idle_timeout",
@@ -294,19 +315,23 @@ pub(crate) fn differs(fleet: &Fleet, envoy: &Envoy) -> Option<&'static str> {
     None
 }
 
-/// Pushes snapshots to the Envoy at `index` of the fleet for ever, one every `interval`, and between them what others told of
+/// Pushes snapshots to an Envoy of the fleet for ever, one every `interval`, and between them what others told of
 /// conversations.
 ///
 /// It begins when every source of endpoints was asked and every endpoint's state is known, or a collector that restarts would tell a
 /// running Envoy that replicas are down.
-/// An Envoy that restarted is handed everything over that is known of conversations.
-pub(crate) async fn run(fleet: Arc<Fleet>, index: usize, mut control: Control, interval: Duration, telemetry: Arc<Telemetry>) {
-    let telemetry = telemetry.envoy(&fleet.envoys[index].config.url.to_string());
+/// An Envoy that is new or restarted is handed everything over that is known of conversations.
+pub(crate) async fn run(fleet: Arc<Fleet>, envoy: Arc<Envoy>, access: Access, interval: Duration, telemetry: Arc<Telemetry>) {
+    let telemetry = telemetry.envoy(&envoy.url.to_string());
+    let mut control = match access.control(&envoy.url) {
+        Ok(control) => control,
+        Err(error) => return tracing::error!("envoy {}: {error:#}", envoy.url),
+    };
     fleet.settled().await;
     let mut changes = fleet.affinity.watch();
     let mut session = Session {
         fleet,
-        index,
+        envoy,
         interval,
         counting_since_ms: None,
         place: Place::default(),
@@ -322,7 +347,7 @@ pub(crate) async fn run(fleet: Arc<Fleet>, index: usize, mut control: Control, i
     for sequence in 1.. {
         let started = Instant::now();
         let with_pools = started >= snapshot_due;
-        let has_read_others = session.fleet.has_read_others(index, started);
+        let has_read_others = session.fleet.has_read_others(&session.envoy, started);
         let batch = session.batch();
         let request = session.request(sequence, with_pools, &batch, has_read_others);
         let result = control.exchange(&request).await;

@@ -146,6 +146,16 @@ impl Drop for EndpointTelemetry {
     }
 }
 
+/// As an endpoint that is gone.
+impl Drop for EnvoyTelemetry {
+    fn drop(&mut self) {
+        self.owner.exchanges.remove(&self.labels);
+        for reason in SyncFailure::REASONS {
+            self.owner.sync_failures.remove(&SyncFailureLabels { envoy: self.labels.envoy.clone(), reason });
+        }
+    }
+}
+
 impl EnvoyTelemetry {
     pub(crate) fn exchanged(&self, failure: Option<&SyncFailure>) {
         self.exchanges.inc();

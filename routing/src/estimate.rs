@@ -73,6 +73,11 @@ impl Estimator {
         }
     }
 
+    /// Begins a new window with the next totals, because they will be sums of others than before. What was learned stays.
+    pub fn begin_window(&mut self) {
+        self.start = None;
+    }
+
     /// Bytes in a token; `None` until a window has ended.
     pub fn bytes_per_token(&self) -> Option<f32> {
         self.bytes_per_token

@@ -84,8 +84,12 @@ fn end_to_end(envoy: &Path, names: &[&str]) -> Result<()> {
 fn envoy_version(envoy: &Path) -> Result<String> {
     let output = Command::new(envoy).arg("--version").output().with_context(|| format!("starting {}", envoy.display()))?;
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    // envoy  version: <commit>/<version>/<state>/<build>/<TLS library>
-    let version = said.split('/').nth(1).with_context(|| format!("{} does not say its version", envoy.display()))?;
+    // <path>  version: <commit>/<version>/<state>/<build>/<TLS library>
+    let version = said
+        .split("version: ")
+        .nth(1)
+        .and_then(|said| said.split('/').nth(1))
+        .with_context(|| format!("{} does not say its version", envoy.display()))?;
     Ok(format!("Envoy {version}"))
 }
 

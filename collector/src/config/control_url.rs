@@ -31,7 +31,7 @@ impl std::str::FromStr for ControlUrl {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let allowed = "write http://ip:port, https://ip:port or unix:/path/to.sock";
+        let allowed = "write http://ip:port, https://ip:port or unix:/path/to.sock; a name goes under `dns`";
         if let Some(path) = text.strip_prefix("unix:") {
             let path = PathBuf::from(path);
             return if path.is_absolute() {

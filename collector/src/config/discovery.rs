@@ -1,4 +1,4 @@
-//! The parts of a pool that say where its endpoints are found.
+//! The parts of the configuration that say where endpoints and Envoys are found.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -15,12 +15,12 @@ use super::file::{self, Fault, require};
 /// The time between two look-ups of a name unless it is configured.
 pub(crate) const DEFAULT_REFRESH: Duration = Duration::from_secs(5);
 
-/// A name whose addresses are endpoints.
+/// A name whose addresses are endpoints or control listeners.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct DnsConfig {
     /// The name, as the system's resolver takes it: its search domains and hosts file count.
     pub name: String,
-    /// The port vLLM listens on at each address.
+    /// The port at each address: vLLM's, or the control listener's.
     pub port: u16,
     /// Which of its addresses count.
     pub family: AddressFamily,
@@ -47,7 +47,7 @@ pub enum AddressFamily {
     All,
 }
 
-/// A name whose addresses are endpoints.
+/// A name whose addresses are endpoints, or Envoys' control listeners.
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "Dns")]
@@ -55,10 +55,10 @@ pub(super) struct RawDns {
     /// The name, such as a headless service's; the system's search domains and hosts file count.
     #[schemars(with = "String", length(min = 1, max = 253))]
     name: Spanned<String>,
-    /// The port vLLM listens on at each address.
+    /// The port at each address: the one vLLM listens on, or the control listener's.
     #[schemars(with = "u16", range(min = 1))]
     port: Spanned<u16>,
-    /// Which of its addresses count; give the Envoy cluster's `dns_lookup_family`.
+    /// Which of its addresses count; for replicas give the Envoy cluster's `dns_lookup_family`.
     #[serde(default)]
     family: AddressFamily,
     /// The time between two look-ups, 1s to 1h.
@@ -67,18 +67,29 @@ pub(super) struct RawDns {
     refresh: Duration,
 }
 
+/// What a name leads to.
+#[derive(Clone, Copy)]
+pub(super) enum Leads {
+    ToReplicas,
+    ToEnvoys,
+}
+
 // === impl RawDns ===
 
 impl RawDns {
-    pub(super) fn check(self, key: &str) -> Result<DnsConfig, Fault> {
+    pub(super) fn check(self, key: &str, leads: Leads) -> Result<DnsConfig, Fault> {
+        let (instead, whose_port) = match leads {
+            Leads::ToReplicas => ("`replicas`", "port vLLM listens on"),
+            Leads::ToEnvoys => ("`url`", "control listener's port"),
+        };
         let name = &self.name.value;
         let key_of = |part: &str| format!("{key}.{part}");
         let is_address = name.parse::<IpAddr>().is_ok();
-        require(!is_address, &self.name, || key_of("name"), || format!("{name} is an address; give it under `replicas`"))?;
+        require(!is_address, &self.name, || key_of("name"), || format!("{name} is an address; give it under {instead}"))?;
         let message =
             || "a host name is needed, 1 to 253 letters, digits, dots, hyphens and underscores, without a port".to_owned();
         require(is_host_name(name), &self.name, || key_of("name"), message)?;
-        require(self.port.value != 0, &self.port, || key_of("port"), || "give the port vLLM listens on, 1 to 65535".to_owned())?;
+        require(self.port.value != 0, &self.port, || key_of("port"), || format!("give the {whose_port}, 1 to 65535"))?;
         Ok(DnsConfig { name: self.name.value, port: self.port.value, family: self.family, refresh: self.refresh })
     }
 }
@@ -104,6 +115,12 @@ fn default_refresh() -> Duration {
 }
 
 // === impl DnsConfig ===
+
+impl DnsConfig {
+    pub(super) fn summary(&self) -> String {
+        format!("the addresses of {self}, every {}", humantime::format_duration(self.refresh))
+    }
+}
 
 /// `name:port`
 impl fmt::Display for DnsConfig {

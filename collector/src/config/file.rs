@@ -11,8 +11,8 @@ use serde::{Deserialize, Deserializer};
 use serde_saphyr::Spanned;
 
 use super::affinity::RawAffinity;
-use super::discovery::{RawDns, check_files};
-use super::{Config, ControlUrl, EndpointConfig, EnvoyConfig, PoolConfig, ScrapeConfig, TlsConfig, TokenSource};
+use super::discovery::{Leads, RawDns, check_files};
+use super::{Config, ControlUrl, EndpointConfig, EnvoyConfig, EnvoyPlace, PoolConfig, ScrapeConfig, TlsConfig, TokenSource};
 
 /// The configuration of homing-collector.
 #[derive(Deserialize, JsonSchema)]
@@ -39,7 +39,8 @@ pub(super) struct RawConfig {
     affinity: Option<RawAffinity>,
     /// The Envoys that get the snapshots.
     #[serde(default)]
-    envoys: Vec<RawEnvoy>,
+    #[schemars(with = "Vec<RawEnvoy>")]
+    envoys: Vec<Spanned<RawEnvoy>>,
     /// The pools, at least one.
     #[schemars(with = "Vec<RawPool>", length(min = 1))]
     pools: Spanned<Vec<RawPool>>,
@@ -57,20 +58,23 @@ struct RawApi {
     token_file: Option<PathBuf>,
 }
 
-/// One Envoy that runs the filter.
+/// One Envoy that runs the filter, or all that a name leads to: either `url` or `dns` is needed.
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-#[schemars(rename = "Envoy")]
+#[schemars(rename = "Envoy", extend("oneOf" = [{ "required": ["url"] }, { "required": ["dns"] }]))]
 struct RawEnvoy {
     /// Its control listener, `http://ip:port`, `https://ip:port` or `unix:/path/to.sock`.
-    #[schemars(with = "String")]
-    url: Spanned<ControlUrl>,
+    #[schemars(with = "Option<String>")]
+    url: Option<Spanned<ControlUrl>>,
+    /// A name, such as a headless service's, of which every address is an Envoy's control listener.
+    #[schemars(with = "Option<RawDns>")]
+    dns: Option<Spanned<RawDns>>,
     /// The control listener's bearer token.
     #[schemars(with = "Option<String>")]
     token: Option<Spanned<String>>,
     /// A file that holds the token; read again when the listener refuses it.
     token_file: Option<PathBuf>,
-    /// How it is reached over TLS; `url` must say https.
+    /// How it is reached over TLS; `url` must say https, and what `dns` finds is then reached over https.
     #[schemars(with = "Option<TlsConfig>")]
     tls: Option<Spanned<TlsConfig>>,
 }
@@ -149,21 +153,10 @@ impl RawConfig {
             require(valid, &host, key, || "a host name is needed, without scheme and port".to_owned())?;
             allowed_hosts.push(host.value.to_ascii_lowercase());
         }
-        let mut urls = HashSet::new();
+        let mut places = HashSet::new();
         let mut envoys = Vec::new();
         for (index, envoy) in self.envoys.into_iter().enumerate() {
-            let key = |name: &str| format!("envoys[{index}].{name}");
-            require(
-                urls.insert(envoy.url.value.clone()),
-                &envoy.url,
-                || key("url"),
-                || "an Envoy may be named only once; remove this entry".to_owned(),
-            )?;
-            let token = token(envoy.token, envoy.token_file, key)?;
-            let tls = checked_tls(envoy.tls, || key("tls"))?;
-            let is_https = matches!(envoy.url.value, ControlUrl::Tls(_));
-            require(tls.is_none() || is_https, &envoy.url, || key("url"), || "`tls` is set: write https://ip:port".to_owned())?;
-            envoys.push(EnvoyConfig { url: envoy.url.value, token, tls });
+            envoys.push(check_envoy(envoy, index, &mut places)?);
         }
         let named = !self.pools.value.is_empty();
         require(named, &self.pools, || "pools".to_owned(), || "at least one pool is needed".to_owned())?;
@@ -203,6 +196,37 @@ impl RawConfig {
     }
 }
 
+/// Checks an entry of `envoys`; `places` are those that entries before it name.
+fn check_envoy(envoy: Spanned<RawEnvoy>, index: usize, places: &mut HashSet<String>) -> Result<EnvoyConfig, Fault> {
+    let key = |name: &str| format!("envoys[{index}].{name}");
+    let once = || "an Envoy may be named only once; remove this entry".to_owned();
+    let neither = Fault { at: envoy.referenced, key: format!("envoys[{index}]"), message: "give `url` or `dns`".to_owned() };
+    let RawEnvoy { url, dns, token: inline, token_file, tls } = envoy.value;
+    let token = token(inline, token_file, key)?;
+    let tls = checked_tls(tls, || key("tls"))?;
+    let place = match (url, dns) {
+        (Some(url), None) => {
+            require(places.insert(url.value.to_string()), &url, || key("url"), once)?;
+            let is_https = matches!(url.value, ControlUrl::Tls(_));
+            require(tls.is_none() || is_https, &url, || key("url"), || "`tls` is set: write https://ip:port".to_owned())?;
+            EnvoyPlace::Url(url.value)
+        }
+        (url, Some(Spanned { value, referenced, .. })) => {
+            let fault = |message: String| Fault { at: referenced, key: key("dns"), message };
+            if url.is_some() {
+                return Err(fault("give `url` or `dns`, not both".to_owned()));
+            }
+            let dns = value.check(&key("dns"), Leads::ToEnvoys)?;
+            if !places.insert(dns.to_string()) {
+                return Err(fault(once()));
+            }
+            EnvoyPlace::Dns(dns)
+        }
+        (None, None) => return Err(neither),
+    };
+    Ok(EnvoyConfig { place, token, tls })
+}
+
 impl RawPool {
     fn check(self, index: usize) -> Result<PoolConfig, Fault> {
         let name = &self.cluster.value;
@@ -236,7 +260,7 @@ impl RawPool {
                 .dns
                 .into_iter()
                 .enumerate()
-                .map(|(at, dns)| dns.check(&format!("pools[{index}].dns[{at}]")))
+                .map(|(at, dns)| dns.check(&format!("pools[{index}].dns[{at}]"), Leads::ToReplicas))
                 .collect::<Result<_, _>>()?,
             files: check_files(self.files, index)?,
         })

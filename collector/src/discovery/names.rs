@@ -12,13 +12,14 @@ use crate::config::AddressFamily;
 const TIMEOUT: Duration = Duration::from_secs(8);
 
 /// What looks names up.
-pub(crate) trait Lookup {
+pub trait Lookup: Send + Sync {
     /// Every address of a name.
     fn addresses(&self, name: &str) -> impl Future<Output = io::Result<Vec<IpAddr>>> + Send;
 }
 
 /// The system's resolver.
-pub(crate) struct System;
+#[derive(Clone, Copy, Debug)]
+pub struct System;
 
 impl Lookup for System {
     async fn addresses(&self, name: &str) -> io::Result<Vec<IpAddr>> {

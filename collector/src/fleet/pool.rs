@@ -2,17 +2,17 @@
 
 use std::collections::HashSet;
 use std::net::SocketAddr;
-use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 
-use homing_routing::estimate::Estimator;
+use homing_routing::estimate::{Estimator, Totals};
 use homing_routing::replica::ReplicaName;
 use homing_routing::sync::{MAX_REPLICAS, ReplicaState};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::lock;
-use crate::config::{DnsConfig, EndpointConfig, PoolConfig};
+use super::source::Source;
+use crate::config::{EndpointConfig, PoolConfig};
 use crate::drain::Drains;
 use crate::endpoint::{Endpoint, Replica};
 
@@ -29,32 +29,22 @@ pub struct Pool {
     /// Where endpoints are found beside the configuration's own.
     pub sources: Vec<Source>,
     /// Learns what its texts are like.
-    pub(super) estimator: Mutex<Estimator>,
+    pub(super) texts: Mutex<Texts>,
     configured: Vec<EndpointConfig>,
     drains: Arc<Drains>,
     members: RwLock<Members>,
     sources_changed: Notify,
 }
 
-/// Where endpoints are found.
-#[derive(Debug)]
-pub struct Source {
-    /// `dns` or `file`.
-    pub kind: &'static str,
-    /// The name with its port, or the path.
-    pub name: String,
-    state: Mutex<SourceState>,
+/// Learns what a pool's texts are like.
+#[derive(Debug, Default)]
+pub(super) struct Texts {
+    estimator: Estimator,
+    counted: Vec<Counted>,
 }
 
-/// What a source found.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct SourceState {
-    /// What it last found; `None` before it found anything.
-    pub addresses: Option<Vec<SocketAddr>>,
-    /// What is wrong with it now.
-    pub problem: Option<String>,
-    was_asked: bool,
-}
+/// An Envoy by its number, and since when it counts.
+pub(super) type Counted = (u64, Option<u64>);
 
 /// The endpoints there are, as [`Pool::reconcile`] last left them.
 #[derive(Debug, Default)]
@@ -73,20 +63,17 @@ pub(crate) struct Change {
     pub(crate) removed: Vec<SocketAddr>,
 }
 
-// === impl Source ===
+// === impl Texts ===
 
-impl Source {
-    fn dns(config: &DnsConfig) -> Self {
-        Self { kind: "dns", name: config.to_string(), state: Mutex::default() }
-    }
-
-    fn file(path: &Path) -> Self {
-        Self { kind: "file", name: path.display().to_string(), state: Mutex::default() }
-    }
-
-    /// What it found. Do not wait for anything while holding it.
-    pub fn state(&self) -> MutexGuard<'_, SourceState> {
-        lock(&self.state)
+impl Texts {
+    /// Takes the totals as they are now, and whose they are: where others are counted than before, the sums say nothing of what came since.
+    pub(super) fn update(&mut self, totals: &Totals, counted: Vec<Counted>) -> &Estimator {
+        if self.counted != counted {
+            self.estimator.begin_window();
+            self.counted = counted;
+        }
+        self.estimator.update(totals);
+        &self.estimator
     }
 }
 
@@ -100,7 +87,7 @@ impl Pool {
             cluster: config.cluster.clone(),
             max_num_seqs: config.max_num_seqs.unwrap_or(0),
             sources: config.dns.iter().map(Source::dns).chain(files).collect(),
-            estimator: Mutex::default(),
+            texts: Mutex::default(),
             configured: config.replicas.clone(),
             drains,
             members: RwLock::default(),
@@ -119,20 +106,7 @@ impl Pool {
 
     /// Takes in what the source at `source` found; `None` when it found nothing and what it found before holds.
     pub(crate) fn found(&self, source: usize, addresses: Option<Vec<SocketAddr>>, problem: Option<String>) {
-        let source = &self.sources[source];
-        let mut state = source.state();
-        if state.problem != problem {
-            let Source { kind, name, .. } = source;
-            match &problem {
-                Some(problem) => tracing::warn!("pool {}: {kind} {name}: {problem}; what it found last is kept", self.cluster),
-                None => tracing::info!("pool {}: {kind} {name} is right again", self.cluster),
-            }
-        }
-        let before = state.clone();
-        state.addresses = addresses.or(state.addresses.take());
-        state.problem = problem;
-        state.was_asked = true;
-        if *state != before {
+        if self.sources[source].found(&format!("pool {}", self.cluster), addresses, problem) {
             self.sources_changed.notify_one();
         }
     }
@@ -309,6 +283,23 @@ mod tests {
         pool.found(1, None, Some("broken".to_owned()));
         pool.reconcile();
         assert!(pool.is_settled());
+    }
+
+    #[test]
+    fn texts_are_not_judged_by_what_an_envoy_that_comes_or_goes_had_counted_before() {
+        let totals = |conversations: u64, elsewhere: u64| Totals {
+            prompt_tokens: conversations * 1_000,
+            prompt_bytes: conversations * 3_000 + elsewhere,
+            first_turns: conversations,
+            ..Totals::default()
+        };
+        let mut texts = Texts::default();
+        texts.update(&totals(0, 0), vec![(0, Some(1))]);
+        let joined = vec![(0, Some(1)), (1, Some(1))];
+        assert_eq!(texts.update(&totals(50, 1_000_000), joined.clone()).bytes_per_token(), None);
+        assert_eq!(texts.update(&totals(100, 1_000_000), joined).bytes_per_token(), Some(3.0));
+        texts.update(&totals(200, 0), vec![(0, Some(1))]);
+        assert_eq!(texts.update(&totals(300, 0), vec![(0, Some(1))]).bytes_per_token(), Some(3.0));
     }
 
     #[test]

@@ -66,6 +66,7 @@ impl Site {
             at_ms: 0,
             pools: vec![pool],
             envoys: Vec::new(),
+            envoy_sources: Vec::new(),
             affinity: AffinityStatus::default(),
             drain_file_problem: None,
         };

@@ -59,6 +59,11 @@ struct DiscoveryLabels {
 }
 
 #[derive(Clone, EncodeLabelSet)]
+struct EnvoySourceLabels {
+    source: String,
+}
+
+#[derive(Clone, EncodeLabelSet)]
 struct InfoLabels {
     envoy: String,
     version: String,
@@ -80,6 +85,7 @@ impl Collector for Shown {
         });
         to.counters("endpoint_restarts", "How often a server's counters fell, so that it must have restarted", endpoints)?;
         sources(&mut to, &status)?;
+        envoy_sources(&mut to, &status)?;
         affinity(&mut to, &status)
     }
 }
@@ -202,6 +208,14 @@ fn sources(to: &mut Encoder<'_, '_>, status: &Status) -> fmt::Result {
     to.gauges("discovery_endpoints", "Endpoints that a name or a file last gave", found)?;
     let failing = sources.iter().map(|(pool, source)| (labels(pool, source), f64::from(u8::from(source.problem.is_some()))));
     to.gauges("discovery_failing", "1 while a name or a file gives no endpoints, and the last ones are kept", failing)
+}
+
+fn envoy_sources(to: &mut Encoder<'_, '_>, status: &Status) -> fmt::Result {
+    let labels = |source: &SourceStatus| EnvoySourceLabels { source: source.name.clone() };
+    let found = status.envoy_sources.iter().filter_map(|source| Some((labels(source), source.endpoints? as f64)));
+    to.gauges("envoy_discovery_endpoints", "Envoys that a name last gave", found)?;
+    let failing = status.envoy_sources.iter().map(|source| (labels(source), f64::from(u8::from(source.problem.is_some()))));
+    to.gauges("envoy_discovery_failing", "1 while a name gives no Envoys, and the last ones are kept", failing)
 }
 
 fn affinity(to: &mut Encoder<'_, '_>, status: &Status) -> fmt::Result {

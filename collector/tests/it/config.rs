@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use homing_collector::config::{AddressFamily, Config, ControlUrl, DnsConfig, ScrapeConfig, TlsConfig, TokenSource};
+use homing_collector::config::{AddressFamily, Config, ControlUrl, DnsConfig, EnvoyPlace, ScrapeConfig, TlsConfig, TokenSource};
 
 const POOL: &str = "pools: [{cluster: a, replicas: [{address: '127.0.0.1:8001'}]}]\n";
 
@@ -39,9 +39,9 @@ pools:
     );
     assert_eq!(config.listen, "127.0.0.1:9000".parse().expect("an address"));
     assert_eq!(config.scrape, ScrapeConfig { interval: Duration::from_millis(500), timeout: Duration::from_secs(2) });
-    let urls: Vec<_> = config.envoys.iter().map(|envoy| envoy.url.to_string()).collect();
-    assert_eq!(urls, ["http://127.0.0.1:9901", "unix:/run/envoy.sock", "http://[::1]:9901"]);
-    assert_eq!(config.envoys[1].url, ControlUrl::Unix(PathBuf::from("/run/envoy.sock")));
+    let address = |text: &str| ControlUrl::Tcp(text.parse().expect("an address"));
+    let urls = [address("127.0.0.1:9901"), ControlUrl::Unix(PathBuf::from("/run/envoy.sock")), address("[::1]:9901")];
+    assert!(config.envoys.iter().map(|envoy| envoy.place.clone()).eq(urls.map(EnvoyPlace::Url)));
     assert_eq!(config.envoys[0].token, Some(TokenSource::File(PathBuf::from("/run/secrets/token"))));
     assert_eq!(config.envoys[2].token, None);
     let pool = &config.pools[0];
@@ -83,12 +83,53 @@ pools:
     assert_eq!(config.drain_file, Some("/etc/homing/drain.yaml".into()));
 }
 
+#[test]
+fn envoys_may_be_found_by_name() {
+    let entry = "{dns: {name: homing-control, port: 9901, family: v4_only, refresh: 2s}, token: abc, tls: {server_name: envoy}}";
+    let config = parse(&format!("{POOL}envoys: [{entry}, {{dns: {{name: other, port: 1}}}}, {{url: 'unix:/a'}}]\n"));
+    let [first, second, third] = &config.envoys[..] else { panic!("three entries") };
+    let dns = |name: &str, port, family, seconds| {
+        EnvoyPlace::Dns(DnsConfig { name: name.to_owned(), port, family, refresh: Duration::from_secs(seconds) })
+    };
+    assert_eq!(first.place, dns("homing-control", 9901, AddressFamily::V4Only, 2));
+    assert_eq!(first.token, Some(TokenSource::Inline("abc".to_owned())));
+    assert!(first.tls.as_ref().is_some_and(|tls| tls.server_name.as_deref() == Some("envoy")));
+    assert_eq!(second.place, dns("other", 1, AddressFamily::Auto, 5));
+    assert_eq!(third.place, EnvoyPlace::Url(ControlUrl::Unix("/a".into())));
+    let summary = config.summary();
+    for line in ["envoys at the addresses of homing-control:9901, every 2s: a token", "envoy unix:/a: no token"] {
+        assert!(summary.contains(line), "{summary}");
+    }
+    let json = serde_json::to_value(&config).expect("JSON");
+    assert_eq!((&json["envoys"][0]["dns"]["name"], &json["envoys"][2]["url"]), (&"homing-control".into(), &"unix:/a".into()));
+}
+
+/// The collector's configuration inside a manifest.
+fn in_config_map(manifest: &str) -> String {
+    let resources: Vec<serde_json::Value> = serde_saphyr::from_multiple(manifest).expect("YAML");
+    let mut configs = resources.iter().filter_map(|resource| resource["data"]["collector.yaml"].as_str());
+    let config = configs.next().expect("a ConfigMap with collector.yaml").to_owned();
+    assert!(configs.next().is_none(), "one is checked");
+    config
+}
+
+#[test]
+fn the_configurations_in_the_kubernetes_manifests_are_valid() {
+    let config = parse(&in_config_map(include_str!("../../../envoy/kubernetes/collector.yaml")));
+    let [envoy] = &config.envoys[..] else { panic!("one entry") };
+    assert!(matches!(&envoy.place, EnvoyPlace::Dns(dns) if dns.port == 9901), "every gateway of a fleet: {envoy:?}");
+    assert!(envoy.token.is_some());
+    let config = parse(&in_config_map(include_str!("../../../envoy/kubernetes/sidecar.yaml")));
+    assert!(matches!(config.envoys[0].place, EnvoyPlace::Url(ControlUrl::Tcp(address)) if address.ip().is_loopback()));
+    assert!(config.affinity.is_some(), "what lets the sidecars' Envoys agree");
+}
+
 const EXAMPLE: &str = include_str!("../../example.yaml");
 
 #[test]
 fn the_shipped_example_is_valid() {
     let config = parse(EXAMPLE);
-    assert_eq!((config.envoys.len(), config.pools[0].replicas.len()), (2, 2));
+    assert_eq!((config.envoys.len(), config.pools[0].replicas.len()), (3, 2));
 }
 
 #[test]
@@ -117,6 +158,9 @@ fn the_schema_takes_the_example_and_refuses_what_the_check_refuses() {
         "pools: [{cluster: a, max_num_seqs: 0, files: [one.json]}]",
         "pools: [{cluster: a, files: [one.json], tls: {verify: false}}]",
         "listen: 127.0.0.1:1",
+        "{envoys: [{token: a}], pools: [{cluster: a, files: [one.json]}]}",
+        "{envoys: [{dns: {name: b, port: 0}}], pools: [{cluster: a, files: [one.json]}]}",
+        "{envoys: [{url: 'unix:/a', dns: {name: b, port: 1}}], pools: [{cluster: a, files: [one.json]}]}",
     ];
     for text in wrong {
         assert!(!schema.is_valid(&json(text)), "{text}");
@@ -164,8 +208,16 @@ fn every_mistake_names_its_place_its_key_and_what_is_allowed() {
         (envoy("url: https://127.0.0.1:1\n  tls: {cert_file: a.pem}"), "envoys[0].tls: ", "both `cert_file` and `key_file`"),
         (pool("files: [a.json], tls: {key_file: a.pem}"), "pools[0].tls: ", "both `cert_file` and `key_file`"),
         (envoy("url: unix:envoy.sock"), ":3:8: envoys[0].url: ", "must be absolute"),
-        (envoy("url: http://envoy:9901"), ":3:8: envoys[0].url: ", "https://ip:port or unix:"),
+        (envoy("url: http://envoy:9901"), ":3:8: envoys[0].url: ", "a name goes under `dns`"),
         (envoy("url: unix:/a\n- url: unix:/a"), ":4:8: envoys[1].url: ", "only once"),
+        (envoy("token: a"), ":3:3: envoys[0]: ", "give `url` or `dns`"),
+        (envoy("url: unix:/a\n  dns: {name: b, port: 1}"), ":4:8: envoys[0].dns: ", "`url` or `dns`, not both"),
+        (envoy("dns: {name: b, port: 0}"), ":3:24: envoys[0].dns.port: ", "the control listener's port, 1 to 65535"),
+        (envoy("dns: {name: '10.0.0.1', port: 1}"), ":3:15: envoys[0].dns.name: ", "give it under `url`"),
+        (envoy("dns: {name: b}"), ":3:9: envoys[0].dns: ", "missing field `port`"),
+        (envoy("dns: {name: b, port: 1, refresh: 10ms}"), "envoys[0].dns.refresh: ", "from 1s to 1h"),
+        (envoy("dns: {name: b, port: 1}\n- dns: {name: b, port: 1}"), ":4:8: envoys[1].dns: ", "only once"),
+        (envoy("dns: {name: b, port: 1}\n  tls: {key_file: a.pem}"), "envoys[0].tls: ", "both `cert_file` and `key_file`"),
         (envoy("url: unix:/a\n  token: a\n  token_file: /b"), ":4:10: envoys[0].token: ", "not both"),
         (envoy("url: unix:/a\n  token: 'a b'"), ":4:10: envoys[0].token: ", "without spaces"),
         ("pools: [{cluster: a}]\n".to_owned(), ":1:19: pools[0]: ", "`replicas`, `dns` or `files`"),

@@ -1,6 +1,8 @@
 //! Stand-ins for a vLLM server and for an Envoy's control listener, in this process, and a running collector to look at.
 
-use std::net::SocketAddr;
+use std::collections::HashMap;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -13,8 +15,10 @@ use axum::http::{HeaderMap, Method, StatusCode};
 use axum::response::{IntoResponse, Redirect, Response};
 use axum::routing::{get, post};
 use axum::serve::{Listener, ListenerExt as _};
+use futures_util::future::join_all;
 use homing_collector::Collector;
 use homing_collector::config::Config;
+use homing_collector::discovery::{Lookup, System};
 use homing_routing::binding::{Binding, Bindings};
 use homing_routing::identity::Digest;
 use homing_routing::replica::ReplicaName;
@@ -253,8 +257,28 @@ impl FakeEnvoy {
     }
 
     pub(crate) async fn start_at(address: SocketAddr, behaviour: Behaviour) -> Self {
+        Self::start_on(TcpListener::bind(address).await.expect("a free port"), behaviour).await
+    }
+
+    pub(crate) async fn start_on(listener: impl Listener<Addr = SocketAddr>, behaviour: Behaviour) -> Self {
         let state = EnvoyState::new(behaviour);
-        Self { server: Server::start(address, state.router()).await, state }
+        Self { server: Server::start_on(listener, state.router()).await, state }
+    }
+
+    /// Envoys at 127.0.0.1, 127.0.0.2 and so on, all at one port, as pods are.
+    pub(crate) async fn start_pods<const N: usize>() -> [Self; N] {
+        let listeners = loop {
+            let port = free_address().await.port();
+            let addresses = (1..=N as u8).map(|last| SocketAddr::from(([127, 0, 0, last], port)));
+            match join_all(addresses.map(TcpListener::bind)).await.into_iter().collect::<io::Result<Vec<_>>>() {
+                Ok(listeners) => break listeners,
+                // Taken at one of them.
+                Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
+                Err(error) => panic!("127.0.0.1 to 127.0.0.{N} are needed: {error}"),
+            }
+        };
+        let pods = join_all(listeners.into_iter().map(|listener| Self::start_on(listener, Behaviour::Obey))).await;
+        pods.try_into().unwrap_or_else(|_| unreachable!("one at each address"))
     }
 
     pub(crate) fn set(&self, behaviour: Behaviour) {
@@ -263,6 +287,28 @@ impl FakeEnvoy {
 
     pub(crate) fn url(&self) -> String {
         format!("http://{}", self.server.address)
+    }
+}
+
+/// Names and their addresses, instead of DNS; a name that is not there has none.
+#[derive(Clone, Default)]
+pub(crate) struct FakeDns(Arc<Mutex<HashMap<String, Vec<IpAddr>>>>);
+
+impl FakeDns {
+    /// Gives `name` the addresses of `pods`.
+    pub(crate) fn set(&self, name: &str, pods: &[&FakeEnvoy]) {
+        let addresses = pods.iter().map(|pod| pod.server.address.ip()).collect();
+        self.0.lock().expect("a lock").insert(name.to_owned(), addresses);
+    }
+
+    pub(crate) fn remove(&self, name: &str) {
+        self.0.lock().expect("a lock").remove(name);
+    }
+}
+
+impl Lookup for FakeDns {
+    async fn addresses(&self, name: &str) -> io::Result<Vec<IpAddr>> {
+        self.0.lock().expect("a lock").get(name).cloned().ok_or_else(|| io::Error::other("NXDOMAIN"))
     }
 }
 
@@ -380,8 +426,13 @@ pub(crate) fn envoys(entries: &[&str]) -> String {
 }
 
 pub(crate) async fn run(config: &str) -> Running {
+    run_with(config, System).await
+}
+
+/// The same with names looked up in `lookup`.
+pub(crate) async fn run_with(config: &str, lookup: impl Lookup + Clone + 'static) -> Running {
     let config = Config::parse(config, "test.yaml").expect("a configuration");
-    let collector = Collector::start(&config).await.expect("a collector");
+    let collector = Collector::start_with(&config, lookup).await.expect("a collector");
     Running { collector, client: reqwest::Client::builder().no_proxy().build().expect("a client") }
 }
 

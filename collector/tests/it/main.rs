@@ -5,6 +5,7 @@ mod config;
 mod discovering;
 mod draining;
 mod fakes;
+mod finding_envoys;
 mod http;
 mod scraping;
 mod syncing;

@@ -1,4 +1,4 @@
-//! Replicas that are polled over TLS or ask for a token.
+//! Replicas that are polled over TLS or ask for a token, and Envoys that are found and told over TLS.
 
 use std::io;
 use std::net::SocketAddr;
@@ -13,7 +13,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
-use crate::fakes::{FakeReplica, IDLE, Metrics, config_with, run, says};
+use crate::fakes::{Behaviour, FakeEnvoy, FakeReplica, IDLE, Metrics, config_with, envoys, run, says};
 
 /// A listener that speaks TLS; connections that do not are dropped.
 struct TlsListener {
@@ -41,6 +41,12 @@ impl Listener for TlsListener {
 
 /// A replica with a certificate for `name`, which is in the file as well.
 async fn replica(name: &str, folder: &tempfile::TempDir) -> (FakeReplica, PathBuf) {
+    let (listener, file) = listen(name, folder).await;
+    (FakeReplica::start_on(listener, Metrics::Text(IDLE.to_owned())).await, file)
+}
+
+/// A listener with a certificate for `name`, which is in the file as well.
+async fn listen(name: &str, folder: &tempfile::TempDir) -> (TlsListener, PathBuf) {
     let certified = rcgen::generate_simple_self_signed([name.to_owned()]).expect("a certificate");
     let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(certified.signing_key.serialize_der()));
     let config = ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
@@ -52,8 +58,7 @@ async fn replica(name: &str, folder: &tempfile::TempDir) -> (FakeReplica, PathBu
     let file = folder.path().join("ca.pem");
     std::fs::write(&file, certified.cert.pem()).expect("a file");
     let tcp = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-    let listener = TlsListener { tcp, acceptor: TlsAcceptor::from(Arc::new(config)) };
-    (FakeReplica::start_on(listener, Metrics::Text(IDLE.to_owned())).await, file)
+    (TlsListener { tcp, acceptor: TlsAcceptor::from(Arc::new(config)) }, file)
 }
 
 fn keys(address: SocketAddr, tls: &str) -> String {
@@ -116,6 +121,19 @@ async fn a_ca_file_that_is_none_ends_the_start_with_its_name() {
     let error = homing_collector::Collector::start(&parsed).await.expect_err("no certificate");
     let text = format!("{error:#}");
     assert!(text.contains("pool pool") && text.contains("ca.pem"), "{text}");
+}
+
+#[tokio::test]
+async fn envoys_that_a_name_leads_to_are_reached_over_https_where_their_entry_has_tls() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let replica = FakeReplica::start(Metrics::Text(IDLE.to_owned())).await;
+    let (listener, file) = listen("envoy.internal", &folder).await;
+    let envoy = FakeEnvoy::start_on(listener, Behaviour::Obey).await;
+    let dns = format!("dns: {{ name: localhost, port: {}, family: v4_only }}", envoy.server.address.port());
+    let tls = format!("tls: {{ ca_file: '{}', server_name: envoy.internal }}", file.display());
+    let collector = run(&crate::fakes::config(&[replica.address()], &envoys(&[&format!("{dns}, {tls}")]))).await;
+    let seen = collector.until_envoy(0, "taken", |envoy| envoy["answered"].as_u64() >= Some(1)).await;
+    assert_eq!(seen["url"], format!("https://{}", envoy.server.address));
 }
 
 #[tokio::test]

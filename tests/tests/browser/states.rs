@@ -7,6 +7,7 @@ use homing_tests::browser::{Screen, Visitor};
 use homing_tests::{eventually, tools};
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 use xtask::fleet::{FleetOptions, FleetStack};
 use xtask::process::Process;
@@ -202,4 +203,39 @@ async fn without_envoys_and_with_an_empty_list_the_page_says_what_to_do() -> Res
     assert_eq!(visitor.ask::<String>("document.title").await?, "Homing");
     assert_eq!(visitor.complaints(), Vec::<String>::new());
     Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_others_say_is_text_and_never_part_of_the_page() -> Result<()> {
+    // A replica and an Envoy whose answers are markup, and a pool whose name is.
+    let hostile = says("HTTP/1.1 500 <b>x</b>\r\ncontent-type: text/html\r\ncontent-length: 44\r\nconnection: close\r\n\r\n<img src=x onerror=document.title='taken'>  ").await?;
+    let collector = alone(json!({
+        "envoys": [{ "url": format!("http://{hostile}") }],
+        "pools": [{ "cluster": "<img src=x onerror=\"document.title='taken'\">", "replicas": [{ "address": hostile.to_string() }] }],
+    }))
+    .await?;
+    let visitor = visit(&collector).await?;
+    eventually("the page to be live", async || Ok(link(&visitor).await? == "live")).await?;
+    eventually("Envoy's answer to be told", async || Ok(!seen(&visitor, ".envoys [data-f=problem]").await?.is_empty())).await?;
+    assert!(seen(&visitor, "h2").await?.contains("<img src=x"), "the name is shown as it is");
+    assert_eq!(visitor.ask::<usize>("document.querySelectorAll('img, b, iframe').length").await?, 0);
+    assert_ne!(visitor.ask::<String>("document.title").await?, "taken");
+    Ok(())
+}
+
+/// A server that answers everything with these bytes.
+async fn says(answer: &'static str) -> Result<SocketAddr> {
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let address = listener.local_addr()?;
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            tokio::spawn(async move {
+                let mut request = [0; 4096];
+                // What was asked does not matter; a client that left does not either.
+                let _ = stream.read(&mut request).await;
+                let _ = stream.write_all(answer.as_bytes()).await;
+            });
+        }
+    });
+    Ok(address)
 }

@@ -11,6 +11,7 @@ mod endings;
 mod failures;
 mod fleet;
 mod headers;
+mod hostile;
 mod identity;
 mod kubernetes;
 mod models;
