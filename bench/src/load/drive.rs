@@ -101,8 +101,11 @@ impl Run {
         while Instant::now() < self.end()
             && let Some(plan) = self.next_plan()
         {
-            if self.root(plan, Instant::now()).await == Went::Wrong {
-                sleep(PAUSE_AFTER_ERROR).await;
+            match self.root(plan, Instant::now()).await {
+                Went::Wrong => sleep(PAUSE_AFTER_ERROR).await,
+                // It goes on after the end, only nobody looks any more: nobody takes its place in what is left of the run.
+                Went::Late => break,
+                Went::Well | Went::Abandoned => {}
             }
         }
     }

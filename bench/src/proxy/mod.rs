@@ -165,7 +165,7 @@ mod tests {
             pid: std::process::id(),
             cases: vec![Case { body_bytes: 1000, id: IdPlace::Header }, Case { body_bytes: 9000, id: IdPlace::Body }],
             rounds: 3,
-            time: Duration::from_millis(200),
+            time: Duration::from_millis(500),
             connections: 2,
             conversations: 4,
             progress: false,
