@@ -299,14 +299,14 @@ impl Session {
 
 /// What is wrong with an Envoy that is set up otherwise than most, so that it does not agree with them.
 pub(crate) fn differs(fleet: &Fleet, envoy: &Envoy) -> Option<&'static str> {
-    let answer = envoy.exchanges().answer.clone()?;
-    if answer.key_check.is_some() && answer.key_check != fleet.of_most(|answer| answer.key_check.clone()) {
+    let (key_check, idle_s) = envoy.exchanges().answer.as_ref().map(|answer| (answer.key_check.clone(), answer.idle_s))?;
+    if key_check.is_some() && key_check != fleet.of_most(|answer| answer.key_check.clone()) {
         return Some(
             "its hash_key is another than the other Envoys': it will never agree with them on a conversation's home; give every Envoy the \
              same hash_key",
         );
     }
-    if answer.idle_s.is_some() && answer.idle_s != fleet.of_most(|answer| answer.idle_s) {
+    if idle_s.is_some() && idle_s != fleet.of_most(|answer| answer.idle_s) {
         return Some(
             "its idle_timeout is another than the other Envoys': conversations that pause have a home there and none elsewhere, or the \
              other way round; give every Envoy the same idle_timeout",

@@ -40,8 +40,17 @@ pub fn run(command: &mut Command) -> Result<()> {
 }
 
 /// A cargo command of this toolchain.
+///
+/// What cargo tells a program that it runs (`CARGO_PKG_NAME` and others) is kept from it: some build scripts ask to run again when one of
+/// these differs, and then what stands on them would be built anew by each program that calls cargo.
 pub fn cargo() -> Command {
-    Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+    let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    for (name, _) in env::vars_os() {
+        if name.to_str().is_some_and(|name| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_")) {
+            cargo.env_remove(name);
+        }
+    }
+    cargo
 }
 
 /// What a stack is made of.
