@@ -10,7 +10,7 @@ pub mod demo;
 pub mod dist;
 pub mod envoy;
 pub mod fleet;
-mod load;
+pub mod load;
 pub mod manifests;
 pub mod process;
 pub mod stack;

@@ -17,18 +17,18 @@ const GRACE: Duration = Duration::from_secs(60);
 
 /// How long to send, and in whose time to report.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Pace {
+pub struct Pace {
     /// Seconds of real time.
-    pub(crate) seconds: u64,
+    pub seconds: u64,
     /// How many times faster than real time the engines compute.
-    pub(crate) speed: f64,
+    pub speed: f64,
 }
 
 /// Sends sessions to `url`, in front of these replicas; returns the report that `homing-bench load --json` prints.
 ///
 /// # Errors
 /// If the load does not run to its end. Turns that fail are counted in the report.
-pub(crate) async fn load<Report: DeserializeOwned>(
+pub async fn load<Report: DeserializeOwned>(
     tools: &Tools,
     url: &str,
     replicas: &[SocketAddr],

@@ -212,8 +212,8 @@ fn pip_install(home: &Path, requirements: &Path) -> Result<()> {
     if !home.join("bin/pip").is_file() {
         make_venv(&python, home)?;
     }
-    run(Command::new(home.join("bin/pip"))
-        .args(["install", "--quiet", "--require-hashes", "--no-deps", "--requirement"])
+    run(Command::new(home.join("bin/python"))
+        .args(["-m", "pip", "install", "--quiet", "--require-hashes", "--no-deps", "--requirement"])
         .arg(requirements))
 }
 

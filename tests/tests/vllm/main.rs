@@ -1,5 +1,6 @@
 //! End-to-end tests on real vLLM servers. They take minutes, so only `cargo xtask test --vllm` runs them.
 
+mod admission;
 mod agreement;
 mod conversation;
 mod ranks;

@@ -143,8 +143,10 @@ pub(super) async fn start(variant: Variant, setting: &Setting) -> Result<Running
         let url = format!("http://{}", _envoy.listener("proxy")?);
         return Ok(Running { url, replicas, replica_header, _parts: Parts::Envoy { _envoy, _replicas, _dir: dir } });
     }
-    let (program, args) = command(variant, setting)?;
-    let (_router, url) = start_router(&setting.peers.join(program), args, &replicas, dir.path()).await?;
+    let (program, own) = command(variant, setting)?;
+    // By the environment's Python: the script names the one of the folder it was installed in, which may have been moved.
+    let args = std::iter::once(setting.peers.join(program).display().to_string()).chain(own).collect();
+    let (_router, url) = start_router(&setting.peers.join("python"), args, &replicas, dir.path()).await?;
     Ok(Running { url, replicas, replica_header, _parts: Parts::Router { _router, _replicas, _dir: dir } })
 }
 
@@ -220,14 +222,14 @@ fn program_scheduling(calibration: &Calibration, pace: Pace) -> Value {
 }
 
 /// Starts a peer router; its address is a free one, since it cannot choose itself.
-async fn start_router(program: &Path, own: Vec<String>, replicas: &[SocketAddr], dir: &Path) -> Result<(Process, String)> {
+async fn start_router(python: &Path, own: Vec<String>, replicas: &[SocketAddr], dir: &Path) -> Result<(Process, String)> {
     let addresses = free_addresses(2)?;
     let (listen, metrics) = (addresses[0], addresses[1]);
     let mut args = own;
     args.extend(["--host".into(), listen.ip().to_string(), "--port".into(), listen.port().to_string()]);
     args.extend(["--prometheus-port".into(), metrics.port().to_string(), "--worker-urls".into()]);
     args.extend(replicas.iter().map(|address| format!("http://{address}")));
-    let mut router = Process::start("router", program, &args, dir)?;
+    let mut router = Process::start("router", python, &args, dir)?;
     let url = format!("http://{listen}");
     let started = Instant::now();
     while !serves(&url, replicas).await {
