@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use homing_routing::sync::SYNC_VERSION;
 use reqwest::Client;
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
@@ -82,7 +83,7 @@ impl Scripted {
         };
         let replicas: Vec<_> = self.replicas.iter().enumerate().map(replica).collect();
         let pools = json!([{ "cluster": MODEL, "replicas": replicas }]);
-        let snapshot = json!({ "version": 1, "generation": 10, "sequence": self.sequence, "pools": pools });
+        let snapshot = json!({ "version": SYNC_VERSION, "generation": 10, "sequence": self.sequence, "pools": pools });
         let url = format!("http://{}/homing/v1/sync", self.stack.control);
         Client::new().post(url).json(&snapshot).send().await?.error_for_status()?;
         Ok(())
