@@ -83,7 +83,7 @@ impl Scripted {
         };
         let replicas: Vec<_> = self.replicas.iter().enumerate().map(replica).collect();
         let pools = json!([{ "cluster": MODEL, "replicas": replicas }]);
-        let snapshot = json!({ "version": SYNC_VERSION, "generation": 10, "sequence": self.sequence, "pools": pools });
+        let snapshot = json!({ "version": SYNC_VERSION, "generation": 10, "sequence": self.sequence, "now_ms": 0, "pause_ms": 250, "pools": pools });
         let url = format!("http://{}/homing/v1/sync", self.stack.control);
         Client::new().post(url).json(&snapshot).send().await?.error_for_status()?;
         Ok(())

@@ -74,7 +74,7 @@ async fn ranks_of_one_endpoint_get_the_rank_header_and_calls_that_ignore_it_get_
     let client = Client::new();
     let sync = async |sequence: u64, state: &str| -> Result<()> {
         let pool = json!({ "cluster": MODEL, "replicas": [report(0, "ready"), report(1, state)] });
-        let snapshot = json!({ "version": SYNC_VERSION, "generation": 1, "sequence": sequence, "pools": [pool] });
+        let snapshot = json!({ "version": SYNC_VERSION, "generation": 1, "sequence": sequence, "now_ms": 0, "pause_ms": 250, "pools": [pool] });
         let url = format!("http://{}/homing/v1/sync", stack.control);
         client.post(url).json(&snapshot).send().await?.error_for_status()?;
         Ok(())
