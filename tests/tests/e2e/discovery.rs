@@ -170,17 +170,15 @@ async fn of_two_collectors_the_later_one_is_heard_until_it_is_gone() -> Result<(
     write(&other, &addresses(&stack, &[2]))?;
     let (mut later, console) = start_collector(&stack, "later", &other).await?;
     let third = addresses(&stack, &[2])[0].to_string();
-    let problem = async |console: SocketAddr| Ok::<_, anyhow::Error>(status_of(console).await?["envoys"][0]["problem"].clone());
+    let envoy = async |console: SocketAddr| Ok::<_, anyhow::Error>(status_of(console).await?["envoys"][0].clone());
     let earlier = stack.collector.as_ref().context("the collector")?.1;
-    eventually("the earlier one refused", async || {
-        Ok(problem(earlier).await?.as_str().is_some_and(|text| text.contains("older than the last")))
-    })
-    .await?;
-    assert!(problem(console).await?.is_null());
+    eventually("the earlier one to stand by", async || Ok(envoy(earlier).await?["standby"] == true)).await?;
+    assert!(envoy(earlier).await?["problem"].is_null(), "nothing is wrong");
+    assert_eq!(envoy(console).await?["standby"], false);
     assert_eq!(turn(&stack, "a", 1).await?.replica, third, "the later one's replicas count");
 
     later.kill().await?;
-    eventually("the earlier one heard again", async || Ok(problem(earlier).await?.is_null())).await?;
+    eventually("the earlier one to be heard again", async || Ok(envoy(earlier).await?["standby"] == false)).await?;
     let moved = turn(&stack, "a", 1).await?;
     assert_eq!((moved.status, moved.outcome.as_str()), (200, "rehomed"));
     all_given_back(&stack).await
