@@ -341,6 +341,7 @@ mod tests {
 
     use super::*;
     use crate::host::MemoryHost;
+    use crate::identity::{Namer, Naming};
     use crate::testing::test;
 
     fn entry(digest: u128, home: u64, last_turn: u32) -> Entry {
@@ -447,6 +448,25 @@ mod tests {
         merge(&host, table, &[told(99, 2, 9, 999), told(98, 2, 9, 300)], 1000);
         assert_eq!(before, (1..=64).map(|n| recall(&host, table, n << 90, 1000)).collect::<Vec<_>>());
         assert_eq!(recall(&host, table, 99, 1000), None);
+    }
+
+    /// What is found out under one key is of no use where another is set.
+    #[test]
+    fn ids_that_crowd_one_bucket_under_one_key_are_spread_under_another() {
+        let table = Table::new(4_096, 600);
+        let bucket = |key: u8, id: u32| {
+            let namer = Namer::new(Naming::default(), &[key; 16], "pool");
+            let id = id.to_string();
+            let named = namer.from_headers([(&b"x-session-id"[..], id.as_bytes())].into_iter()).expect("a conversation");
+            table.index(named.digest)
+        };
+        // As many as a bucket holds, found by trying.
+        let crowd: Vec<u32> = (0..).filter(|id| bucket(1, *id) == 7).take(WAYS).collect();
+        let mut spread: Vec<u32> = crowd.iter().map(|id| bucket(2, *id)).collect();
+        spread.sort_unstable();
+        spread.dedup();
+        // 32 drawn of 256 at random are in 30 different ones on average.
+        assert!(spread.len() >= 24, "{WAYS} ids in {} of {} buckets", spread.len(), table.buckets());
     }
 
     proptest! {
