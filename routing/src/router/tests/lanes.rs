@@ -1,0 +1,102 @@
+//! Threads that die or are held up.
+
+use super::*;
+use crate::testing::test;
+
+/// What a trap does: the thread's memory is gone and nothing is given back.
+fn trap(router: Router<MemoryHost>, tickets: Vec<Ticket<MemoryHost>>) {
+    core::mem::forget(tickets);
+    core::mem::forget(router);
+}
+
+#[test]
+fn what_a_dead_thread_held_is_given_back_within_ten_seconds() {
+    let mut site = Site::new(|_| {});
+    let mut dying = site.thread();
+    let kept = site.ticket(0);
+    let lost: Vec<_> = (1..6).map(|id| ticket(&mut dying, id)).collect();
+    trap(dying, lost);
+    assert_eq!(site.in_flight(), 6);
+    for _ in 0..20 {
+        site.host.advance(500);
+        site.router.heal().expect("a tick");
+    }
+    assert_eq!(site.in_flight(), 1);
+    assert_eq!(site.errors(ErrorKind::Leak), 5);
+    drop(kept);
+    assert_eq!(site.in_flight(), 0);
+}
+
+#[test]
+fn a_thread_that_was_only_held_up_gets_its_own_back() {
+    let mut site = Site::new(|_| {});
+    let mut slow = site.thread();
+    let mut held: Vec<_> = (0..5).map(|id| ticket(&mut slow, id)).collect();
+    for _ in 0..12 {
+        site.host.advance(500);
+        site.router.heal().expect("a tick");
+    }
+    // Before its next tick, some of its requests end and new ones begin.
+    held.truncate(2);
+    held.push(ticket(&mut slow, 9));
+    slow.heal().expect("a tick");
+    assert_eq!(site.in_flight(), 3);
+    drop(held);
+    assert_eq!(site.in_flight(), 0);
+    for _ in 0..20 {
+        site.host.advance(500);
+        slow.heal().expect("a tick");
+        site.router.heal().expect("a tick");
+    }
+    assert_eq!(site.in_flight(), 0);
+}
+
+#[test]
+fn threads_that_all_seem_dead_at_once_all_come_back() {
+    let mut site = Site::new(|_| {});
+    let mut other = site.thread();
+    let mut third = site.thread();
+    let held: Vec<_> =
+        (0..9).map(|id| ticket([&mut site.router, &mut other, &mut third][usize::try_from(id % 3).expect("small")], id)).collect();
+    // The machine was suspended; then every thread ticks.
+    site.host.advance(60_000);
+    for _ in 0..6 {
+        for router in [&mut site.router, &mut other, &mut third] {
+            router.heal().expect("a tick");
+        }
+        site.host.advance(500);
+    }
+    assert_eq!(site.in_flight(), 9);
+    drop(held);
+    assert_eq!(site.in_flight(), 0);
+}
+
+#[test]
+fn a_lane_that_is_being_settled_is_waited_for() {
+    let mut site = Site::new(|_| {});
+    let held: Vec<_> = (0..3).map(|id| site.ticket(id)).collect();
+    site.host.advance(6_000);
+    let key = site.router.lanes_key.clone();
+    let dead = crate::lanes::take_dead(&site.host, &key).expect("lanes").expect("a dead lane");
+    // Its thread ticks before the other has done anything.
+    site.router.heal().expect("a tick");
+    let mut other = site.thread();
+    other.refreshed_pools().map(drop).expect("pools");
+    other.settle(dead).expect("settled");
+    crate::lanes::free(&site.host, &key, dead).expect("freed");
+    assert_eq!(site.in_flight(), 0);
+    site.router.heal().expect("a tick");
+    assert_eq!(site.in_flight(), 3);
+    drop(held);
+    assert_eq!(site.in_flight(), 0);
+}
+
+#[test]
+fn a_count_below_zero_is_read_as_none() {
+    let mut site = Site::new(|_| {});
+    let gauge = Metric::InFlight { pool: POOL, replica: &name(1).to_string() };
+    let gauge = site.host.define(&gauge).expect("a gauge");
+    site.host.add(gauge, -3).expect("room");
+    assert_eq!(site.load(1), 0);
+    assert_eq!(site.sync().pools[0].replicas[0].in_flight, 0);
+}
