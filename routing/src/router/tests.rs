@@ -2,8 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use proptest::prelude::*;
-
 use super::*;
 use crate::control::Control;
 use crate::host::{Expected, MemoryHost};
