@@ -3,19 +3,19 @@
 //!
 //! The host is in memory, so this is the routing's own cost: in Envoy each host call adds its own.
 
+mod site;
+
 use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use homing_routing::admission::{Admission, occupancy};
-use homing_routing::control::Control;
 use homing_routing::host::MemoryHost;
-use homing_routing::identity::{Conversation, Digest, Source};
 use homing_routing::policy::Policy;
-use homing_routing::replica::ReplicaName;
 use homing_routing::router::{Held, Request, Router, Settings, Ticket, Verdict};
-use homing_routing::sync::{Peers, PoolReport, ReplicaReport, ReplicaState, SYNC_VERSION, SyncRequest};
+use homing_routing::sync::ReplicaReport;
 
-const POOL: &str = "pool";
+use site::{POOL, conversation};
+
 const REPLICAS: usize = 64;
 const PLACES: usize = 64;
 const LINE: usize = 256;
@@ -24,41 +24,12 @@ const BYTES: u32 = 40_000;
 /// What a context takes: its tokens and room to grow.
 const CONTEXT_TOKENS: u64 = 10_512;
 
-fn name(number: usize) -> ReplicaName {
-    ReplicaName::endpoint(([10, 0, (number / 250) as u8, (number % 250) as u8 + 1], 8000).into())
-}
-
 /// A router for replicas whose caches hold so many contexts each.
 fn router(replicas: usize, contexts: usize, admission: Option<Admission>) -> (MemoryHost, Router<MemoryHost>) {
-    let host = MemoryHost::new(1_000_000_000);
     let settings = Settings { max_conversations: 16_384, ..Settings::default() };
-    let router = Router::new(host.clone(), settings, vec![Policy { admission, ..Policy::new(POOL) }]).expect("a router");
-    let report = |number| ReplicaReport {
-        replica: name(number),
-        state: ReplicaState::Ready,
-        running: 0,
-        waiting: 0,
-        kv_usage: 0.5,
-        cache_tokens: contexts as u64 * CONTEXT_TOKENS,
-        max_num_seqs: 1024,
-        prefix_hit_rate: None,
-        age_ms: Some(0),
-        peers: Peers::default(),
-    };
-    let pools = vec![PoolReport {
-        cluster: POOL.into(),
-        bytes_per_token: Some(4.0),
-        shared_tokens: None,
-        replicas: (0..replicas).map(report).collect(),
-    }];
-    let request = SyncRequest { version: SYNC_VERSION, generation: 1, sequence: 1, pools, ..SyncRequest::default() };
-    Control::new(host.clone()).exchange(&serde_json::to_vec(&request).expect("JSON")).expect("an exchange");
-    (host, router)
-}
-
-fn conversation(id: u128) -> Conversation {
-    let digest = Digest((id + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15_F39C_C060_5CED_C835));
-    Conversation { digest, source: Source::Known("x-session-id"), parent: None }
+    let cache_tokens = contexts as u64 * CONTEXT_TOKENS;
+    let report = |number| ReplicaReport { cache_tokens, max_num_seqs: 1024, ..site::report(number) };
+    site::router(settings, Policy { admission, ..Policy::new(POOL) }, (0..replicas).map(report).collect())
 }
 
 fn decide(router: &mut Router<MemoryHost>, id: usize) -> Verdict<MemoryHost> {
