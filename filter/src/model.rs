@@ -5,7 +5,9 @@
 
 use std::rc::Rc;
 
+use homing_routing::host::{Host, HostError, MetricId};
 use homing_routing::identity::model;
+use homing_routing::metric::{ErrorKind, Metric};
 use proxy_wasm::traits::{Context, HttpContext};
 use proxy_wasm::types::Action;
 
@@ -13,26 +15,48 @@ use crate::config::ModelConfig;
 use crate::envoy::{Envoy, Map};
 use crate::route::is_readable;
 
+/// What the streams of one listener share on one thread.
+pub(crate) struct Models {
+    config: ModelConfig,
+    /// Counters of bodies too large to be read, and of calls that Envoy refused.
+    too_large: MetricId,
+    refused: MetricId,
+}
+
+impl Models {
+    /// Defines the counters.
+    pub(crate) fn new(config: ModelConfig) -> Result<Self, HostError> {
+        let counter = |kind| Envoy.define(&Metric::Errors { kind });
+        Ok(Self { config, too_large: counter(ErrorKind::BodyTooLarge)?, refused: counter(ErrorKind::Host)? })
+    }
+}
+
+fn count(counter: MetricId) {
+    // Nothing is left to tell of a refused error count.
+    let _ = Envoy.add(counter, 1);
+}
+
 /// One request.
 pub(crate) struct ModelStream {
-    config: Rc<ModelConfig>,
+    models: Rc<Models>,
     /// Bytes of the body that Envoy has buffered, while the model is not known.
     waits: Option<usize>,
 }
 
 impl ModelStream {
-    pub(crate) fn new(config: Rc<ModelConfig>) -> Self {
-        Self { config, waits: None }
+    pub(crate) fn new(models: Rc<Models>) -> Self {
+        Self { models, waits: None }
     }
 
     /// Reads the model at the end of the body. A request without one takes the route of a request without the header.
     fn name(&mut self) -> Action {
-        if let Some(size) = self.waits.take()
-            && let Ok(body) = Envoy.body(size)
-            && let Some(model) = model(&body)
-        {
-            // A refusal leaves the request as it is, and nothing is left to tell of it.
-            let _ = Envoy.set_header(Map::Request, &self.config.header, &model);
+        let Some(size) = self.waits.take() else { return Action::Continue };
+        let named = Envoy.body(size).and_then(|body| match model(&body) {
+            Some(model) => Envoy.set_header(Map::Request, &self.models.config.header, &model),
+            None => Ok(()),
+        });
+        if named.is_err() {
+            count(self.models.refused);
         }
         Action::Continue
     }
@@ -42,11 +66,14 @@ impl Context for ModelStream {}
 
 impl HttpContext for ModelStream {
     fn on_http_request_headers(&mut self, _count: usize, end_of_stream: bool) -> Action {
-        let Ok(headers) = Envoy.request_headers() else { return Action::Continue };
-        let has = |wanted: &[u8]| headers.iter().any(|(name, _)| name == wanted);
-        // The body alone says which model it is.
-        if has(self.config.header.as_bytes()) && Envoy.remove_header(Map::Request, &self.config.header).is_err() {
+        let Ok(headers) = Envoy.request_headers() else {
+            count(self.models.refused);
             return Action::Continue;
+        };
+        let header = &self.models.config.header;
+        // The body alone says which model it is.
+        if headers.iter().any(|(name, _)| name == header.as_bytes()) && Envoy.remove_header(Map::Request, header).is_err() {
+            count(self.models.refused);
         }
         let is_post = headers.iter().any(|(name, value)| name == b":method" && value == b"POST");
         // Envoy never goes on with a request that is paused at its end.
@@ -60,8 +87,9 @@ impl HttpContext for ModelStream {
     fn on_http_request_body(&mut self, size: usize, end_of_stream: bool) -> Action {
         let Some(waits) = &mut self.waits else { return Action::Continue };
         *waits = size;
-        if size > self.config.max_body_bytes {
+        if size > self.models.config.max_body_bytes {
             self.waits = None;
+            count(self.models.too_large);
             return Action::Continue;
         }
         if end_of_stream { self.name() } else { Action::Pause }

@@ -8,10 +8,10 @@ use homing_routing::router::Router;
 use proxy_wasm::traits::{Context, HttpContext, RootContext};
 use proxy_wasm::types::{ContextType, LogLevel};
 
-use crate::config::{self, ModelConfig, Role};
+use crate::config::{self, Role};
 use crate::control::{ControlPlane, ControlStream};
 use crate::envoy::Envoy;
-use crate::model::ModelStream;
+use crate::model::{ModelStream, Models};
 use crate::route::{Line, RouteStream, Routes, TICK_MS};
 
 proxy_wasm::main! {{
@@ -30,7 +30,7 @@ enum Configured {
     No,
     Route(Rc<Routes>),
     Control(Rc<ControlPlane>),
-    Model(Rc<ModelConfig>),
+    Model(Rc<Models>),
 }
 
 /// A stream that arrived before a valid configuration; Envoy sends none.
@@ -66,7 +66,7 @@ impl RootContext for Root {
             Configured::No => Box::new(PassStream),
             Configured::Route(routes) => Box::new(RouteStream::new(Rc::clone(routes), context)),
             Configured::Control(plane) => Box::new(ControlStream::new(Rc::clone(plane))),
-            Configured::Model(config) => Box::new(ModelStream::new(Rc::clone(config))),
+            Configured::Model(models) => Box::new(ModelStream::new(Rc::clone(models))),
         })
     }
 
@@ -95,7 +95,7 @@ fn configured(context: u32) -> Result<Configured, Box<dyn core::error::Error>> {
         }
         Role::Model(config) => {
             log::info!("homing {version}: copies the model of a body into {}", config.header);
-            Ok(Configured::Model(Rc::new(config)))
+            Ok(Configured::Model(Rc::new(Models::new(config)?)))
         }
         Role::Control(config) => {
             log::info!("homing {version}: takes snapshots{}", if config.token.is_empty() { " without a token" } else { "" });

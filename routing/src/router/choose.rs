@@ -106,12 +106,19 @@ impl<H: Host> Router<H> {
         }
         let seed = request.conversation.map_or(self.now_ms, |conversation| conversation.digest.0 as u64);
         let fits = |member: &&Member| pool.is_ready(member) && member.replica.penalty(self.now_ms) == 0;
-        let mut drawn: Vec<_> = pool.members.iter().filter(fits).map(|m| (mixed(seed ^ m.replica.id.0), m.replica.id)).collect();
-        drawn.sort_unstable();
-        match drawn.as_slice() {
-            [(_, one), (_, other), _, ..] => Some([*one, *other]),
-            _ => None,
+        let drawn = pool.members.iter().filter(fits).map(|m| (mixed(seed ^ m.replica.id.0), m.replica.id));
+        // The two that draw least, in one pass: placing is work for every replica already.
+        let (mut least, mut count) = ([(u64::MAX, ReplicaId(0)); 2], 0_usize);
+        for draw in drawn {
+            let [first, second] = least;
+            if draw < first {
+                least = [draw, first];
+            } else if draw < second {
+                least = [first, draw];
+            }
+            count = count.saturating_add(1);
         }
+        (count > 2).then(|| least.map(|(_, replica)| replica))
     }
 
     /// The replica a new conversation goes to, of those that are allowed.

@@ -26,10 +26,16 @@ struct Models {
 
 impl Models {
     async fn start() -> Result<Self> {
+        Self::start_reading(32 << 20).await
+    }
+
+    /// Starts it with a model filter that reads bodies up to this size.
+    async fn start_reading(max_body_bytes: u32) -> Result<Self> {
         let dir = tempfile::Builder::new().prefix("homing-").tempdir()?;
         let mut config = EnvoyConfig::read(&root().join("envoy/models.yaml"))?;
         config.use_free_ports();
         config.set_filter(&tools().filter);
+        config.filter_config("model").context("the model filter")?["max_body_bytes"] = json!(max_body_bytes);
         let mut replicas = [Vec::new(), Vec::new()];
         for (index, (model, own)) in MODELS.iter().zip(&mut replicas).enumerate() {
             for number in 1..=2 {
@@ -149,4 +155,17 @@ async fn eight_megabytes_pass_both_filters_byte_for_byte() -> Result<()> {
         Ok(text.lines().all(|line| line.ends_with(": 0")))
     })
     .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_body_too_large_to_be_read_takes_the_route_of_requests_without_a_model_and_is_counted() -> Result<()> {
+    let models = Models::start_reading(1_000).await?;
+    let response = models.ask(body("qwen3-coder", &"long ".repeat(1_000)), &[("x-session-id", "a")]).await?;
+    assert_eq!(models.model_of(&Turn::of(&response).replica), Some("qwen3-4b"));
+    let response = models.ask(body("qwen3-coder", "short"), &[("x-session-id", "a")]).await?;
+    assert_eq!(models.model_of(&Turn::of(&response).replica), Some("qwen3-coder"));
+    let stats = reqwest::get(format!("http://{}/stats?filter=homing_errors_total", models.envoy.admin)).await?.text().await?;
+    let count = |kind: &str| stats.lines().find(|line| line.contains(kind)).and_then(|line| line.rsplit(' ').next()?.parse().ok());
+    assert_eq!(count("kind=body_too_large"), Some(1), "{stats}");
+    Ok(())
 }
