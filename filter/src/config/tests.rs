@@ -1,3 +1,5 @@
+mod documented;
+
 use homing_routing::admission::{Admission, Overflow};
 use homing_routing::identity::AlsoSource;
 use homing_routing::policy::Limit;
