@@ -7,6 +7,7 @@
 
 pub mod bench;
 pub mod demo;
+pub mod deny;
 pub mod dist;
 pub mod envoy;
 pub mod fleet;

@@ -27,6 +27,8 @@ enum Command {
     Manifests,
     /// Build what is shipped: the module, the binaries and an OCI image of the module, into target/dist.
     Dist,
+    /// Check the dependencies' licences and sources; with `--advisories`, known holes too.
+    Deny(xtask::deny::DenyOptions),
     /// Try every reader of foreign bytes with millions of inputs.
     Fuzz(xtask::tests::FuzzOptions),
 }
@@ -39,6 +41,7 @@ fn main() -> Result<()> {
         Command::Up(options) => runtime.block_on(xtask::up::up(options)),
         Command::Screenshots => xtask::tests::screenshots(),
         Command::Manifests => xtask::manifests::check(),
+        Command::Deny(options) => xtask::deny::deny(&options),
         Command::Dist => xtask::dist::dist(),
         Command::Fuzz(options) => xtask::tests::fuzz(&options),
         Command::Test(options) => runtime.block_on(xtask::tests::test(&options)),

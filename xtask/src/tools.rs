@@ -374,6 +374,24 @@ pub fn wasm_bindgen_runner() -> Result<PathBuf> {
     Ok(bin)
 }
 
+/// cargo-deny, from `PATH` or built, as a command to be completed.
+///
+/// # Errors
+/// If it cannot be built.
+pub fn cargo_deny() -> Result<Command> {
+    let _lock = lock()?;
+    if let Some(path) = find_in_path("cargo-deny") {
+        return Ok(Command::new(path));
+    }
+    let home = tools_dir().join("cargo-deny");
+    let binary = home.join("bin/cargo-deny");
+    if !binary.is_file() {
+        say("building cargo-deny: this takes some minutes");
+        run(cargo().args(["install", "--quiet", "--locked", "cargo-deny", "--root"]).arg(&home))?;
+    }
+    Ok(Command::new(binary))
+}
+
 fn locked_version<'a>(lock_file: &'a str, package: &str) -> Option<&'a str> {
     let named = format!("name = \"{package}\"");
     let mut lines = lock_file.lines().skip_while(|line| *line != named);
