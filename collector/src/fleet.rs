@@ -178,22 +178,24 @@ impl Fleet {
         counts.into_iter().rev().max_by_key(|(_, count)| *count).map(|(value, _)| value)
     }
 
-    /// What the engines have read and the Envoys have sent them, and which Envoys these are.
-    fn totals(&self, cluster: &str, replicas: &[Replica]) -> (Totals, Vec<Counted>) {
-        let mut counted = Vec::new();
+    /// What the engines have read and the Envoys have sent them, and which engines and Envoys these are.
+    fn totals(&self, cluster: &str, replicas: &[Replica]) -> (Totals, Counted) {
+        let mut counted = Counted::default();
         let mut totals = Totals::default();
-        for metrics in replicas.iter().map(|replica| &replica.metrics) {
-            totals.prompt_tokens += metrics.prompt_tokens;
-            totals.cached_tokens += metrics.prompt_cache.map_or(0, |cache| cache.hits);
+        for replica in replicas.iter().filter(|replica| replica.counts_prompt_tokens()) {
+            let cache = replica.metrics.prompt_cache;
+            counted.engines.push((replica.report.replica, replica.restarts, cache.map(|cache| cache.source)));
+            add(&mut totals.prompt_tokens, replica.metrics.prompt_tokens);
+            add(&mut totals.cached_tokens, cache.map_or(0, |cache| cache.hits));
         }
         for envoy in self.envoys() {
             let exchanges = envoy.exchanges();
             let answers = exchanges.answer.iter().flat_map(|answer| &answer.pools).filter(|pool| pool.cluster == cluster);
             for answer in answers {
-                counted.push((envoy.number, exchanges.answer.as_ref().and_then(|answer| answer.counting_since_ms)));
-                totals.prompt_bytes += answer.prompt_bytes;
-                totals.repeated_bytes += answer.repeated_bytes;
-                totals.first_turns += answer.first_turns;
+                counted.envoys.push((envoy.number, exchanges.answer.as_ref().and_then(|answer| answer.counting_since_ms)));
+                add(&mut totals.prompt_bytes, answer.prompt_bytes);
+                add(&mut totals.repeated_bytes, answer.repeated_bytes);
+                add(&mut totals.first_turns, answer.first_turns);
             }
         }
         (totals, counted)
@@ -210,6 +212,11 @@ impl Fleet {
     }
 }
 
+/// Adds a figure that another program told, which may be any number.
+fn add(sum: &mut u64, told: u64) {
+    *sum = sum.saturating_add(told);
+}
+
 /// Milliseconds since 1970.
 pub(crate) fn now_ms() -> u64 {
     whole_ms(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default())
@@ -219,3 +226,6 @@ pub(crate) fn now_ms() -> u64 {
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+mod tests;
