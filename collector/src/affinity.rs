@@ -176,10 +176,9 @@ impl Affinity {
         }
     }
 
-    /// Notes how long an Envoy holds conversations; of several the longest time counts.
+    /// Keeps bindings for so many seconds after the last turn from now on.
     pub fn hold_for(&self, idle_s: u32) {
-        let mut known = self.known();
-        known.idle_s = known.idle_s.max(Some(idle_s));
+        self.known().idle_s = Some(idle_s);
     }
 
     /// Forgets what is idle.

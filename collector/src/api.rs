@@ -12,6 +12,7 @@ use axum::{Json, Router};
 use homing_routing::replica::ReplicaName;
 use serde::{Deserialize, Serialize};
 use subtle::ConstantTimeEq as _;
+use tokio::time::Instant;
 
 use crate::config::TokenSource;
 use crate::drain::DrainedBy;
@@ -24,7 +25,7 @@ pub struct DrainStatus {
     pub replica: ReplicaName,
     /// Who drains it; nobody if it is empty.
     pub drained_by: Vec<DrainedBy>,
-    /// Requests in flight there, as every Envoy last answered.
+    /// Requests in flight there, of the Envoys that are connected.
     pub in_flight: u64,
 }
 
@@ -82,15 +83,17 @@ fn known(fleet: &Fleet, name: ReplicaName) -> Result<(), Refusal> {
 // === impl DrainStatus ===
 
 impl DrainStatus {
-    fn of(fleet: &Fleet, name: ReplicaName) -> Self {
+    pub(crate) fn of(fleet: &Fleet, name: ReplicaName) -> Self {
         let matches = |other: ReplicaName| other == name || (name.rank.is_none() && other.address == name.address);
-        let envoys = fleet.envoys();
-        let in_flight = envoys.iter().map(|envoy| {
+        let now = Instant::now();
+        let mut in_flight = 0_u64;
+        for envoy in fleet.envoys() {
             let exchanges = envoy.exchanges();
-            let replicas = exchanges.answer.iter().flat_map(|answer| &answer.pools).flat_map(|pool| &pool.replicas);
-            replicas.filter(|answer| matches(answer.replica)).map(|answer| answer.in_flight).sum::<u64>()
-        });
-        let in_flight = in_flight.sum();
+            let answer = exchanges.answer.iter().filter(|_| exchanges.is_connected(now));
+            for answer in answer.flat_map(|answer| &answer.pools).flat_map(|pool| &pool.replicas) {
+                in_flight = in_flight.saturating_add(if matches(answer.replica) { answer.in_flight } else { 0 });
+            }
+        }
         Self { replica: name, drained_by: fleet.drained_by(name), in_flight }
     }
 }

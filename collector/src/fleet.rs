@@ -28,7 +28,6 @@ use crate::affinity::store::StoreLink;
 use crate::config::Config;
 use crate::drain::{DrainedBy, Drains};
 use crate::endpoint::{Replica, whole_ms};
-use crate::status::CONNECTED;
 
 /// How long after its start a collector still waits for the store and for Envoys to tell what they know.
 const READING: Duration = Duration::from_secs(5);
@@ -143,7 +142,7 @@ impl Fleet {
         let mut peers: HashMap<_, Peers> = HashMap::new();
         for envoy in self.envoys().iter().filter(|other| other.number != asks.number) {
             let exchanges = envoy.exchanges();
-            if exchanges.answered_at.is_none_or(|at| now.duration_since(at) >= CONNECTED) {
+            if !exchanges.is_connected(now) {
                 continue;
             }
             let pools = exchanges.answer.iter().flat_map(|answer| &answer.pools);
@@ -164,6 +163,13 @@ impl Fleet {
         let others = envoys.iter().filter(|other| other.number != asks.number);
         let read = others.map(|envoy| envoy.exchanges()).all(|envoy| envoy.is_read || envoy.problem.is_some());
         is_late || (read && self.envoys.all_asked() && self.affinity.is_loaded())
+    }
+
+    /// Keeps conversations' homes as long as that Envoy does which keeps them the longest, of those that there are now.
+    pub(crate) fn hold_longest(&self) {
+        if let Some(longest) = self.envoys().iter().filter_map(|envoy| envoy.exchanges().idle_s).max() {
+            self.affinity.hold_for(longest);
+        }
     }
 
     /// What most Envoys answer, of those that say it; of as many, what the first in the configuration answers.

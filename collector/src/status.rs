@@ -1,7 +1,6 @@
 //! The fleet as people and programs see it: one value, which the console, the API and the metrics show.
 
 use std::collections::HashMap;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use homing_routing::replica::ReplicaName;
 use homing_routing::sync::{OutcomeCounts, PoolAnswer, ReplicaAnswer, ReplicaReport, ReplicaState};
@@ -12,13 +11,10 @@ use crate::admission::{Active, Admission};
 use crate::capacity::{Capacity, Level, tokens};
 use crate::drain::DrainedBy;
 use crate::endpoint::{Replica, whole_ms};
-use crate::fleet::{Envoy, Fleet, Pool, Source};
+use crate::fleet::{Envoy, Fleet, Pool, Source, now_ms};
 use crate::history::{History, Hour};
 use crate::sync::differs;
 use crate::vllm::Missing;
-
-/// How long ago an Envoy's last answer may be for it to count as connected.
-pub const CONNECTED: Duration = Duration::from_secs(3);
 
 /// Everything the collector knows.
 #[derive(Clone, Debug, Serialize)]
@@ -194,7 +190,7 @@ pub struct StoreStatus {
 pub struct EnvoyStatus {
     /// Its control listener.
     pub url: String,
-    /// Whether it answered the last snapshot, within the last three seconds.
+    /// Whether it answered within the last three seconds.
     pub connected: bool,
     /// Whether it takes another collector's snapshots and only answers this one's.
     pub standby: bool,
@@ -229,12 +225,11 @@ impl Status {
     pub fn of(fleet: &Fleet, history: &History, now: Instant) -> Self {
         let envoys: Vec<_> = fleet.envoys().iter().map(|envoy| EnvoyStatus::of(fleet, envoy, now)).collect();
         let pools = fleet.pools.iter().map(|pool| PoolStatus::of(pool, &envoys, history, now)).collect();
-        let at = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let drain_file_problem = fleet.drains.read().file_problem.clone();
         Self {
             version: env!("CARGO_PKG_VERSION"),
             generation: fleet.generation,
-            at_ms: whole_ms(at),
+            at_ms: now_ms(),
             pools,
             envoys,
             envoy_sources: fleet.envoy_sources().map(SourceStatus::of).collect(),
@@ -253,7 +248,7 @@ impl PoolStatus {
         });
         let replicas: Vec<_> = replicas.collect();
         let up = || replicas.iter().filter(|replica| replica.report.state != ReplicaState::Down);
-        let cache_tokens = up().map(|replica| replica.report.cache_tokens).sum();
+        let cache_tokens = up().map(|replica| replica.report.cache_tokens).fold(0, u64::saturating_add);
         if let Some(admission) = &mut answers.admission {
             let active = |replica: &ReplicaStatus| answers.replicas.get(&replica.report.replica)?.active;
             up().for_each(|replica| admission.add_replica(active(replica).unwrap_or_default(), replica.report.cache_tokens));
@@ -272,7 +267,7 @@ impl PoolStatus {
 
 /// The sum of what replicas have of something; `None` when none has it.
 fn total(replicas: &[ReplicaStatus], of: impl Fn(&ReplicaStatus) -> Option<u64>) -> Option<u64> {
-    replicas.iter().filter_map(of).reduce(|sum, value| sum + value)
+    replicas.iter().filter_map(of).reduce(u64::saturating_add)
 }
 
 impl ReplicaStatus {
@@ -324,11 +319,12 @@ impl EnvoyStatus {
     fn of(fleet: &Fleet, envoy: &Envoy, now: Instant) -> Self {
         let differs = differs(fleet, envoy).map(str::to_owned);
         let exchanges = envoy.exchanges().clone();
+        let connected = exchanges.is_connected(now);
         let age = exchanges.answered_at.map(|at| now.duration_since(at));
         let answer = exchanges.answer.unwrap_or_default();
         Self {
             url: envoy.url.to_string(),
-            connected: exchanges.problem.is_none() && age.is_some_and(|age| age < CONNECTED),
+            connected,
             standby: answer.standby,
             filter_version: answer.filter_version,
             counting_since_ms: answer.counting_since_ms,
@@ -412,7 +408,7 @@ impl Seen {
     fn add(&mut self, answer: &ReplicaAnswer, connected: bool) {
         self.requests = self.requests.and(&answer.requests);
         if connected {
-            self.in_flight = Some(self.in_flight.unwrap_or(0) + answer.in_flight);
+            self.in_flight = Some(self.in_flight.unwrap_or(0).saturating_add(answer.in_flight));
             // Every Envoy knows every conversation; one that has just started may not know all yet.
             self.held_conversations = self.held_conversations.max(answer.held_conversations);
             self.recent_conversations = self.recent_conversations.max(answer.recent_conversations);

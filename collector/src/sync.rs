@@ -218,8 +218,9 @@ impl Session {
     fn answered(&mut self, request: &SyncRequest, batch: &Batch, mut answer: SyncAnswer, bytes: [u64; 2]) {
         let affinity = Arc::clone(&self.fleet.affinity);
         // Before what it tells is taken in, of which nothing that it still holds may be left out.
-        if let Some(idle_s) = answer.idle_s {
-            affinity.hold_for(idle_s);
+        if answer.idle_s.is_some() {
+            self.envoy.exchanges().idle_s = answer.idle_s;
+            self.fleet.hold_longest();
         }
         let told = std::mem::take(&mut answer.bindings).0;
         affinity.learn(Teller::Envoy(self.envoy.number), &told, now_ms(), !answer.standby);
