@@ -49,7 +49,7 @@ pub struct Ended {
 impl Ended {
     /// Whether it was served where the turn before it was; nothing for first turns and those without an answer.
     pub fn stayed(&self) -> Option<bool> {
-        let (turn, before) = (self.exchange.turn()?, self.before.as_ref()?);
+        let (turn, before) = (self.exchange.turn().filter(|turn| !turn.replica.is_empty())?, self.before.as_ref()?);
         Some(turn.replica == *before)
     }
 }
@@ -159,7 +159,8 @@ impl Agent {
             let body = chat_body(&text, self.habits.tokens);
             let exchange = Exchange::of(&self.client, &self.urls[proxy], conversation, body, self.streams).await;
             let ended = Ended { conversation: conversation.to_owned(), number, proxy, age, before: before.clone(), exchange };
-            if let Some(turn) = ended.exchange.turn() {
+            // An answer of Envoy's own names no replica.
+            if let Some(turn) = ended.exchange.turn().filter(|turn| !turn.replica.is_empty()) {
                 before = Some(turn.replica.clone());
             }
             lock(&self.ended).push(ended);

@@ -22,7 +22,7 @@ async fn fleet(envoys: usize, collectors: usize, redis: bool) -> Result<FleetSta
     // Nothing spills: a turn that leaves its home leaves it because the Envoys do not agree.
     let pool = json!({ "spill_threshold": 64 });
     let stack = StackOptions { concurrency: 1, replica_args, pool, ..StackOptions::default() };
-    FleetStack::start(tools(), &FleetOptions { stack, envoys, collectors, redis }).await
+    FleetStack::start(tools(), &FleetOptions { stack, envoys, collectors, redis, ..FleetOptions::default() }).await
 }
 
 fn agents(fleet: &FleetStack) -> Result<Agents> {

@@ -1,6 +1,7 @@
 //! `cargo xtask bench ...`: measurements.
 
 pub mod balance;
+pub mod faults;
 pub mod peers;
 pub mod proxy;
 pub mod sync;
@@ -32,6 +33,8 @@ pub enum BenchCommand {
     Sync(sync::SyncOptions),
     /// How evenly several Envoys place new conversations, beside the simulation of the routing code. About four minutes.
     Balance(balance::BalanceOptions),
+    /// What each fault costs under load: requests lost, the time until it is over, counters afterwards. About eight minutes.
+    Faults(faults::FaultsOptions),
     /// Which spill settings pay, on modelled engines in virtual time. About three minutes.
     Spill,
 }
@@ -45,6 +48,7 @@ pub async fn bench(command: BenchCommand) -> Result<()> {
         BenchCommand::Proxy(options) => proxy::proxy(options).await,
         BenchCommand::Routing => routing(),
         BenchCommand::Balance(options) => balance::balance(&options).await,
+        BenchCommand::Faults(options) => faults::faults(&options).await,
         BenchCommand::Sync(options) => sync::sync(&options).await,
         BenchCommand::Peers(options) => peers::peers(options).await,
         BenchCommand::Admission(options) => peers::admission::admission(options).await,
