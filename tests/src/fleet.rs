@@ -24,6 +24,7 @@ pub async fn turn(client: &Client, proxy: SocketAddr, conversation: &str, text: 
 
 /// The share of turns that stayed where the turn before them was, of those of conversations older than `age` that were sent from `from` on.
 pub fn stayed(turns: &[Ended], age: Duration, from: Instant) -> f64 {
-    let counted: Vec<_> = turns.iter().filter(|turn| turn.age > age && turn.exchange.sent >= from).filter_map(Ended::stayed).collect();
+    let counted: Vec<_> =
+        turns.iter().filter(|turn| turn.age > age && turn.exchange.sent >= from).filter_map(Ended::stayed).collect();
     counted.iter().filter(|stayed| **stayed).count() as f64 / counted.len().max(1) as f64
 }

@@ -160,13 +160,7 @@ impl Envoy {
     ///
     /// # Errors
     /// As [`Self::start`].
-    pub async fn start_with(
-        binary: &Path,
-        config: &EnvoyConfig,
-        concurrency: usize,
-        dir: &Path,
-        more: &[String],
-    ) -> Result<Self> {
+    pub async fn start_with(binary: &Path, config: &EnvoyConfig, concurrency: usize, dir: &Path, more: &[String]) -> Result<Self> {
         let (file, admin_file) = (dir.join("envoy.json"), dir.join("envoy-admin-address"));
         fs::write(&file, serde_json::to_vec_pretty(&config.0)?)?;
         let _ = fs::remove_file(&admin_file);

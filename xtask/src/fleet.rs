@@ -40,6 +40,8 @@ pub struct FleetOptions {
     pub route: Vec<Value>,
     /// Whether Envoys read their listeners from a file ([`Proxy::write_listeners`]).
     pub listeners_from_file: bool,
+    /// The token of the collectors' API; none changes anything if it is empty.
+    pub api_token: String,
     /// Arguments of Envoys besides the usual ones.
     pub envoy_args: Vec<String>,
 }
@@ -55,6 +57,7 @@ impl Default for FleetOptions {
             redis_by: None,
             route: Vec::new(),
             listeners_from_file: false,
+            api_token: String::new(),
             envoy_args: vec!["--disable-hot-restart".to_owned()],
         }
     }
@@ -170,6 +173,9 @@ impl FleetStack {
                 "envoys": envoys,
                 "pools": [{ "cluster": MODEL, "max_num_seqs": 32, "replicas": endpoints }],
             });
+            if !options.api_token.is_empty() {
+                config["api"] = json!({ "token": options.api_token });
+            }
             if let Some((_, address)) = &store {
                 let address = options.redis_by.unwrap_or(*address);
                 config["affinity"] = json!({ "store": format!("redis://{address}") });

@@ -180,7 +180,10 @@ impl Trial {
                 End::Broken if met(account, replica) && had_begun(replica.dead) && served_by == Some(&victim) => {
                     losses.at_replica += 1;
                 }
-                _ => anyhow::bail!("a request was lost that no killed process had: agent {agent}, {account:?}; {victim}: {:?}", self.outages),
+                _ => anyhow::bail!(
+                    "a request was lost that no killed process had: agent {agent}, {account:?}; {victim}: {:?}",
+                    self.outages
+                ),
             }
             let reached = account.sent > envoy.dead && account.end != End::NoConnection;
             counted += u64::from(reached);

@@ -19,8 +19,8 @@ use crate::wait::eventually;
 const UPDATES: u64 = 20;
 
 /// After this an Envoy closes what is left of a listener that was replaced, and of the process before it ends.
-const DRAIN: &str = "2";
-const PARENT_ENDS: &str = "5";
+const DRAIN: &str = "4";
+const PARENT_ENDS: &str = "8";
 
 /// How much an Envoy may have grown after the updates: 4 MiB; one VM more at each would be ten times that.
 const GROWTH: i64 = 4 << 20;
@@ -101,7 +101,7 @@ pub(super) async fn killed(tools: &Tools) -> Result<Row> {
     let mut trial = Trial::start(tools, &FleetOptions { envoys: 2, ..without_spilling() }).await?;
     trial.begin();
     trial.fleet.proxies[0].envoy.take().context("an Envoy")?.process.kill().await?;
-    trial.dead();
+    trial.counts_anew(false);
     // As a load balancer does whose connections break, and that asks whether it is ready.
     trial.agents.set_open(0, false);
     sleep(Duration::from_secs(1)).await;
@@ -125,5 +125,7 @@ pub(super) async fn hot_restarted(tools: &Tools) -> Result<Row> {
     let mut parent = trial.fleet.proxies[0].envoy.replace(child).context("an Envoy")?;
     eventually("the process before to end", async || Ok(parent.process.check().is_err())).await?;
     trial.end();
+    // Of what the other process counted, Envoy hands on what is newer than its last flush of statistics.
+    trial.counts_anew(true);
     trial.judge(Culprit::Nothing, Recovery::AtHomeSinceBegin).await
 }

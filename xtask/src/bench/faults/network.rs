@@ -100,7 +100,7 @@ pub(super) async fn cut_collector_envoy(tools: &Tools) -> Result<Row> {
 async fn cut_replica(tools: &Tools, clients: &str, loses: bool) -> Result<Row> {
     let filters = Filters::new()?;
     let mut trial = Trial::start(tools, &options()).await?;
-    let victim = trial.fleet.replicas[0].1;
+    let victim = trial.fleet.replicas[trial.victim()].1;
     trial.begin();
     filters.cut(victim, clients)?;
     sleep(LASTS).await;

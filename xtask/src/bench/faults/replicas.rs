@@ -23,22 +23,24 @@ async fn misbehave(replica: SocketAddr, how: Value) -> Result<()> {
 
 pub(super) async fn killed(tools: &Tools) -> Result<Row> {
     let mut trial = Trial::start(tools, &options()).await?;
-    let victim = trial.fleet.replicas[0].1;
+    let place = trial.victim();
+    let victim = trial.fleet.replicas[place].1;
     trial.begin();
-    trial.fleet.replicas[0].0.kill().await?;
+    trial.fleet.replicas[place].0.kill().await?;
     sleep(LASTS).await;
-    trial.fleet.restart_replica(0).await?;
+    trial.fleet.restart_replica(place).await?;
     trial.end();
     trial.judge(Culprit::Replica(victim), Recovery::AnsweredSinceBegin).await
 }
 
 pub(super) async fn hung(tools: &Tools) -> Result<Row> {
     let mut trial = Trial::start(tools, &options()).await?;
-    let victim = trial.fleet.replicas[0].1;
+    let place = trial.victim();
+    let victim = trial.fleet.replicas[place].1;
     trial.begin();
-    trial.fleet.replicas[0].0.freeze(true)?;
+    trial.fleet.replicas[place].0.freeze(true)?;
     sleep(LASTS).await;
-    trial.fleet.replicas[0].0.freeze(false)?;
+    trial.fleet.replicas[place].0.freeze(false)?;
     trial.end();
     trial.judge(Culprit::Replica(victim), Recovery::AnsweredSinceBegin).await
 }
@@ -46,7 +48,8 @@ pub(super) async fn hung(tools: &Tools) -> Result<Row> {
 /// Makes the first stand-in misbehave for a while.
 async fn misbehaves(tools: &Tools, how: Value, loses: bool, recovery: Recovery) -> Result<Row> {
     let mut trial = Trial::start(tools, &options()).await?;
-    let victim = trial.fleet.replicas[0].1;
+    let place = trial.victim();
+    let victim = trial.fleet.replicas[place].1;
     trial.begin();
     misbehave(victim, how).await?;
     sleep(LASTS).await;
@@ -69,12 +72,13 @@ pub(super) async fn answers_500(tools: &Tools) -> Result<Row> {
 
 pub(super) async fn terminated(tools: &Tools) -> Result<Row> {
     let mut trial = Trial::start(tools, &options()).await?;
-    let victim = trial.fleet.replicas[0].1;
+    let place = trial.victim();
+    let victim = trial.fleet.replicas[place].1;
     trial.begin();
     misbehave(victim, json!({ "mode": "stall" })).await?;
     sleep(LASTS).await;
     // A supervisor's patience has ended, and it starts another one.
-    trial.fleet.restart_replica(0).await?;
+    trial.fleet.restart_replica(place).await?;
     trial.end();
     trial.judge(Culprit::Replica(victim), Recovery::AnsweredSinceBegin).await
 }
