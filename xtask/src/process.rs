@@ -6,7 +6,7 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, Command};
 use tokio::signal::unix::{SignalKind, signal};
@@ -97,6 +97,34 @@ impl Process {
         self.child.kill().await.with_context(|| format!("stopping {}", self.name))
     }
 
+    /// Stops it where it is, or lets it go on. Its connections stay open, and the system accepts new ones for it.
+    ///
+    /// # Errors
+    /// If it has ended.
+    pub fn freeze(&self, frozen: bool) -> Result<()> {
+        let signal = if frozen { Signal::STOP } else { Signal::CONT };
+        kill_process(self.pid()?, signal).with_context(|| format!("stopping {} or letting it go on", self.name))
+    }
+
+    fn pid(&self) -> Result<Pid> {
+        let id = self.child.id().and_then(|id| Pid::from_raw(id.try_into().ok()?));
+        id.with_context(|| format!("{} has ended", self.name))
+    }
+
+    /// Waits until it has ended.
+    ///
+    /// # Errors
+    /// If it did not succeed; the message has its last words.
+    pub async fn wait(&mut self) -> Result<()> {
+        // Its stdin stays open meanwhile: the end of that would end it.
+        let stdin = self.child.stdin.take();
+        let status = self.child.wait().await;
+        drop(stdin);
+        let status = status?;
+        ensure!(status.success(), "{} failed ({status}).\n{}", self.name, self.tail());
+        Ok(())
+    }
+
     /// Fails with its last words if it has ended.
     ///
     /// # Errors
@@ -124,8 +152,7 @@ impl Process {
 
     /// Kills the group it leads, if it leads one and has not ended.
     fn kill_group(&self) {
-        let leader = self.child.id().and_then(|id| Pid::from_raw(id.try_into().ok()?));
-        if let Some(group) = leader.filter(|_| self.leads_group) {
+        if let Some(group) = self.pid().ok().filter(|_| self.leads_group) {
             // It fails only if there is nothing left to kill.
             let _ = kill_process_group(group, Signal::KILL);
         }

@@ -318,6 +318,22 @@ pub fn redis() -> Result<PathBuf> {
     found().context(missing)
 }
 
+/// What network namespaces of one's own and packet filters in them need: `unshare`, `ip` and `nft`, from `PATH` or Debian's packages.
+///
+/// # Errors
+/// If something is missing and cannot be installed.
+pub fn network() -> Result<[PathBuf; 3]> {
+    let _lock = lock()?;
+    let names = ["unshare", "ip", "nft"];
+    let found = || names.map(find_in_path);
+    let missing = "unshare, ip or nft is missing: install them (on Debian, `apt-get install util-linux iproute2 nftables`)";
+    if found().iter().any(Option::is_none) {
+        apt_install(&["util-linux", "iproute2", "nftables"], missing)?;
+    }
+    let [Some(unshare), Some(ip), Some(nft)] = found() else { bail!(missing) };
+    Ok([unshare, ip, nft])
+}
+
 /// A Node.js for tests on wasm32: from `PATH`, or installed. Returns the folder of the binary.
 ///
 /// # Errors

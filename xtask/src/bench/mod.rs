@@ -1,8 +1,10 @@
 //! `cargo xtask bench ...`: measurements.
 
 pub mod balance;
+pub mod faults;
 pub mod peers;
 pub mod proxy;
+pub mod soak;
 pub mod sync;
 
 use anyhow::Result;
@@ -33,6 +35,10 @@ pub enum BenchCommand {
     Sync(sync::SyncOptions),
     /// How evenly several Envoys place new conversations, beside the simulation of the routing code. About four minutes.
     Balance(balance::BalanceOptions),
+    /// What each fault costs under load: requests lost, the time until it is over, counters afterwards. About eight minutes.
+    Faults(faults::FaultsOptions),
+    /// Half an hour of load with conversations, replicas and drains that come and go: memory and counters before and after.
+    Soak(soak::SoakOptions),
     /// Which spill settings pay, on modelled engines in virtual time. About three minutes.
     Spill,
 }
@@ -46,6 +52,8 @@ pub async fn bench(command: BenchCommand) -> Result<()> {
         BenchCommand::Proxy(options) => proxy::proxy(options).await,
         BenchCommand::Routing => routing(),
         BenchCommand::Balance(options) => balance::balance(&options).await,
+        BenchCommand::Faults(options) => faults::faults(&options).await,
+        BenchCommand::Soak(options) => soak::soak(&options).await,
         BenchCommand::Sync(options) => sync::sync(&options).await,
         BenchCommand::Peers(options) => peers::peers(options).await,
         BenchCommand::Admission(options) => peers::admission::admission(options).await,
