@@ -1,6 +1,6 @@
 //! Child processes that end with their owner and keep what they said.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -11,6 +11,8 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, Command};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::timeout;
+
+use crate::wait::eventually;
 
 /// How long a process has to say that it is ready.
 const READY: Duration = Duration::from_secs(60);
@@ -97,13 +99,16 @@ impl Process {
         self.child.kill().await.with_context(|| format!("stopping {}", self.name))
     }
 
-    /// Stops it where it is, or lets it go on. Its connections stay open, and the system accepts new ones for it.
+    /// Stops it where it is, or lets it go on. Its connections stay open, and the system accepts new ones for it. Returns when every thread
+    /// has stopped: until then one may answer.
     ///
     /// # Errors
     /// If it has ended.
-    pub fn freeze(&self, frozen: bool) -> Result<()> {
-        let signal = if frozen { Signal::STOP } else { Signal::CONT };
-        kill_process(self.pid()?, signal).with_context(|| format!("stopping {} or letting it go on", self.name))
+    pub async fn freeze(&self, frozen: bool) -> Result<()> {
+        let (pid, signal) = (self.pid()?, if frozen { Signal::STOP } else { Signal::CONT });
+        kill_process(pid, signal).with_context(|| format!("stopping {} or letting it go on", self.name))?;
+        let tasks = format!("/proc/{}/task", pid.as_raw_nonzero());
+        eventually("every thread to stop", async || Ok(!frozen || are_stopped(&tasks)?)).await
     }
 
     fn pid(&self) -> Result<Pid> {
@@ -198,4 +203,16 @@ fn open_log(name: &str, dir: &Path) -> Result<(PathBuf, File)> {
     let log = dir.join(format!("{name}.log"));
     let file = File::options().create(true).append(true).open(&log).with_context(|| format!("writing {}", log.display()))?;
     Ok((log, file))
+}
+
+/// Whether all tasks of this folder in /proc are stopped.
+fn are_stopped(tasks: &str) -> Result<bool> {
+    for task in fs::read_dir(tasks)? {
+        let stat = fs::read_to_string(task?.path().join("stat"))?;
+        // The state stands behind the name, which is in parentheses and may have any characters: proc_pid_stat(5).
+        if !stat.rsplit(") ").next().is_some_and(|state| state.starts_with('T')) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }

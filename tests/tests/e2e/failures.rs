@@ -59,7 +59,7 @@ async fn a_replica_that_hangs_is_left_once_the_collector_notices() -> Result<()>
         let pools: serde_json::Value = reqwest::get(format!("http://{console}/api/v1/pools")).await?.json().await?;
         Ok(pools.to_string())
     };
-    replica.freeze(true)?;
+    replica.freeze(true).await?;
     eventually("the collector to call it down", async || Ok(state().await?.contains("\"down\""))).await?;
     // One more exchange, and Envoy knows.
     let version = metrics(&stack).await?["homing_snapshot_version"].clone();
@@ -70,7 +70,7 @@ async fn a_replica_that_hangs_is_left_once_the_collector_notices() -> Result<()>
     assert_ne!(moved.replica, home);
     let next = turn(&stack, "leaves", 1).await?;
     assert_eq!((next.outcome.as_str(), &next.replica), ("sticky", &moved.replica));
-    replica.freeze(false)?;
+    replica.freeze(false).await?;
     all_given_back(&stack).await
 }
 
@@ -82,7 +82,7 @@ async fn a_turn_that_waits_for_a_hung_replica_is_taken_over_by_the_next_address(
     let (mut collector, _) = stack.collector.take().context("the collector")?;
     collector.kill().await?;
     let home = turn(&stack, "waits", 1).await?.replica;
-    stack.replicas[index_of(&stack, &home)?].0.freeze(true)?;
+    stack.replicas[index_of(&stack, &home)?].0.freeze(true).await?;
 
     let moved = turn(&stack, "waits", 1).await?;
     assert_eq!((moved.status, moved.outcome.as_str()), (200, "rehomed"));

@@ -52,11 +52,11 @@ pub(super) async fn killed(tools: &Tools) -> Result<Row> {
 
 pub(super) async fn frozen(tools: &Tools) -> Result<Row> {
     let mut trial = Trial::start(tools, &without_spilling()).await?;
-    let freeze = |trial: &Trial, frozen| trial.fleet.collectors[0].process.as_ref().context("a collector")?.freeze(frozen);
+    let freeze = async |trial: &Trial, frozen| trial.fleet.collectors[0].process.as_ref().context("a collector")?.freeze(frozen).await;
     trial.begin();
-    freeze(&trial, true)?;
+    freeze(&trial, true).await?;
     sleep(LASTS).await;
-    freeze(&trial, false)?;
+    freeze(&trial, false).await?;
     trial.end();
     let took = until_fresh(&trial).await?;
     trial.judge(Culprit::Nothing, Recovery::Seen(took, FRESH)).await

@@ -38,9 +38,9 @@ pub(super) async fn hung(tools: &Tools) -> Result<Row> {
     let place = trial.victim();
     let victim = trial.fleet.replicas[place].1;
     trial.begin();
-    trial.fleet.replicas[place].0.freeze(true)?;
+    trial.fleet.replicas[place].0.freeze(true).await?;
     sleep(LASTS).await;
-    trial.fleet.replicas[place].0.freeze(false)?;
+    trial.fleet.replicas[place].0.freeze(false).await?;
     trial.end();
     trial.judge(Culprit::Replica(victim), Recovery::AnsweredSinceBegin).await
 }
