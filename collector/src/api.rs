@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use axum::extract::{FromRequestParts, Path, State};
-use axum::http::header::{AUTHORIZATION, CACHE_CONTROL, WWW_AUTHENTICATE};
+use axum::http::header::{AUTHORIZATION, CACHE_CONTROL};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode};
-use axum::response::{IntoResponse, Response};
+use axum::response::IntoResponse;
 use axum::routing::get;
 use axum::{Json, Router};
 use homing_routing::replica::ReplicaName;
@@ -17,6 +17,7 @@ use tokio::time::Instant;
 use crate::config::TokenSource;
 use crate::drain::DrainedBy;
 use crate::fleet::Fleet;
+use crate::http::Refusal;
 
 /// Whether a replica drains, as the API tells it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -28,10 +29,6 @@ pub struct DrainStatus {
     /// Requests in flight there, of the Envoys that are connected.
     pub in_flight: u64,
 }
-
-/// A request that was not done: `{"error": ...}`.
-#[derive(Debug)]
-struct Refusal(StatusCode, String);
 
 /// Proof that the caller may change something.
 struct MayChange;
@@ -137,17 +134,4 @@ impl FromRequestParts<Changes> for MayChange {
 fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
     let (scheme, token) = headers.get(AUTHORIZATION)?.as_bytes().split_at_checked(7)?;
     scheme.eq_ignore_ascii_case(b"bearer ").then_some(token)
-}
-
-// === impl Refusal ===
-
-impl IntoResponse for Refusal {
-    fn into_response(self) -> Response {
-        let Self(status, error) = self;
-        let body = Json(serde_json::json!({ "error": error }));
-        match status {
-            StatusCode::UNAUTHORIZED => (status, [(WWW_AUTHENTICATE, "Bearer")], body).into_response(),
-            status => (status, body).into_response(),
-        }
-    }
 }

@@ -193,6 +193,11 @@ impl Pool {
         replicas
     }
 
+    /// Bytes of a request's body that make one token of its texts, as far as that has been learned.
+    pub(crate) fn bytes_per_token(&self) -> f32 {
+        lock(&self.texts).estimator.texts().bytes_per_token
+    }
+
     /// The state of each replica at an endpoint.
     pub(crate) fn states(&self, endpoint: &Endpoint) -> Vec<(ReplicaName, ReplicaState)> {
         endpoint.states(&self.drains.read())

@@ -198,3 +198,23 @@ async fn homes_are_kept_as_long_as_the_envoys_that_there_are_keep_them() {
     fleet.hold_longest();
     assert_eq!(fleet.affinity.idle_s(), 900, "nobody says otherwise");
 }
+
+#[tokio::test(start_paused = true)]
+async fn contexts_are_estimated_with_what_was_learned_of_the_pools_texts() {
+    let fleet = fleet();
+    let context = || Status::of(&fleet, &History::default(), Instant::now()).pools[0].replicas[0].recent_context_tokens;
+    let turns = |count: u64| {
+        has(&fleet, 0, 12_000);
+        let envoy = &fleet.envoys()[0];
+        let mut exchanges = envoy.exchanges();
+        let pool = &mut exchanges.answer.as_mut().expect("an answer").pools[0];
+        (pool.prompt_bytes, pool.repeated_bytes, pool.first_turns) = (count * 3_000, 0, count);
+    };
+    reads(&fleet, 0, 0);
+    turns(0);
+    bytes_per_token(&fleet);
+    assert_eq!(context(), Some(3_000), "four bytes a token until something is learned");
+    reads(&fleet, 0, 50_000);
+    turns(50);
+    assert_eq!((bytes_per_token(&fleet), context()), (Some(3.0), Some(4_000)));
+}

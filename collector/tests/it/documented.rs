@@ -1,4 +1,7 @@
-//! The table of docs/configuration.md and the configuration's schema say the same.
+//! The pages of docs and the collector say the same: here the table of docs/configuration.md and the configuration's schema.
+
+mod api;
+mod metrics;
 
 use std::collections::BTreeMap;
 
