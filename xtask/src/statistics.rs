@@ -1,4 +1,4 @@
-//! Envoy's statistics of Homing.
+//! Envoy's statistics of Homing, and engines' metrics.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -37,4 +37,15 @@ impl Statistics {
     pub fn all_zero(&self, name: &str) -> bool {
         self.0.get(name).into_iter().flatten().all(|(_, value)| *value == 0)
     }
+}
+
+/// Requests that a replica's engine runs.
+///
+/// # Errors
+/// If it does not answer, or does not say.
+pub async fn running(replica: SocketAddr) -> Result<u64> {
+    let metrics = reqwest::get(format!("http://{replica}/metrics")).await?.text().await?;
+    let line = metrics.lines().find(|line| line.starts_with("vllm:num_requests_running")).context("vllm:num_requests_running")?;
+    let (_, value) = line.rsplit_once(' ').context("a value")?;
+    Ok(value.parse::<f64>()? as u64)
 }

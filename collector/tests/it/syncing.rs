@@ -37,6 +37,17 @@ async fn an_envoy_gets_snapshots_and_what_it_answers_is_shown() {
 }
 
 #[tokio::test]
+async fn a_connection_is_kept_for_a_second_so_that_the_process_of_a_hot_restart_is_found() {
+    let replica = replica().await;
+    let envoy = FakeEnvoy::start(Behaviour::Obey).await;
+    let collector = run(&config(&[replica.address()], &envoys(&[&format!("url: '{}'", envoy.url())]))).await;
+    let connections = || envoy.server.connections.load(Ordering::SeqCst);
+    collector.until("a third connection", |_| connections() >= 3).await;
+    // One for each exchange would be as many.
+    assert!(envoy.state.taken().len() > 2 * connections(), "{} exchanges", envoy.state.taken().len());
+}
+
+#[tokio::test]
 async fn the_first_snapshot_calls_no_replica_down_that_was_only_not_asked_yet() {
     let (first, second) = (replica().await, replica().await);
     let silent = FakeReplica::start(Metrics::Silence).await;

@@ -12,6 +12,7 @@ use serde_json::Value;
 use tokio::time::{Instant, sleep};
 use xtask::client::Exchange;
 use xtask::stack::{Stack, StackOptions};
+use xtask::statistics::running;
 
 use crate::{SOON, console, opened};
 
@@ -216,7 +217,7 @@ impl Trial {
         };
         let mut engines = Vec::new();
         for (_, address) in &self.stack.replicas {
-            engines.push(running(&reqwest::get(format!("http://{address}/metrics")).await?.text().await?)?);
+            engines.push(running(*address).await?);
         }
         let texts = |numbers: &[u64]| Value::from(numbers.iter().map(ToString::to_string).collect::<Vec<_>>());
         check("in flight in the engines", engines.iter().sum::<u64>().into(), in_flight.into());
@@ -269,13 +270,6 @@ const PAGE: &str = "(() => {
         counted: counts.reduce((sum, count) => sum + Number(count.replaceAll(',', '')), 0),
     };
 })()";
-
-/// Requests that run, of an engine's metrics.
-fn running(metrics: &str) -> Result<u64> {
-    let line = metrics.lines().find(|line| line.starts_with("vllm:num_requests_running")).context("vllm:num_requests_running")?;
-    let (_, value) = line.rsplit_once(' ').context("a value")?;
-    Ok(value.parse::<f64>()? as u64)
-}
 
 fn now_ms() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64

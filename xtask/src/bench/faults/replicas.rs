@@ -25,6 +25,7 @@ pub(super) async fn killed(tools: &Tools) -> Result<Row> {
     let mut trial = Trial::start(tools, &options()).await?;
     let place = trial.victim();
     let victim = trial.fleet.replicas[place].1;
+    trial.until_busy(place).await?;
     trial.begin();
     trial.fleet.replicas[place].0.kill().await?;
     sleep(LASTS).await;
@@ -37,6 +38,7 @@ pub(super) async fn hung(tools: &Tools) -> Result<Row> {
     let mut trial = Trial::start(tools, &options()).await?;
     let place = trial.victim();
     let victim = trial.fleet.replicas[place].1;
+    trial.until_busy(place).await?;
     trial.begin();
     trial.fleet.replicas[place].0.freeze(true).await?;
     sleep(LASTS).await;
@@ -50,6 +52,7 @@ async fn misbehaves(tools: &Tools, how: Value, loses: bool, recovery: Recovery) 
     let mut trial = Trial::start(tools, &options()).await?;
     let place = trial.victim();
     let victim = trial.fleet.replicas[place].1;
+    trial.until_busy(place).await?;
     trial.begin();
     misbehave(victim, how).await?;
     sleep(LASTS).await;
@@ -74,6 +77,7 @@ pub(super) async fn terminated(tools: &Tools) -> Result<Row> {
     let mut trial = Trial::start(tools, &options()).await?;
     let place = trial.victim();
     let victim = trial.fleet.replicas[place].1;
+    trial.until_busy(place).await?;
     trial.begin();
     misbehave(victim, json!({ "mode": "stall" })).await?;
     sleep(LASTS).await;

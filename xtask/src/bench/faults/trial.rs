@@ -12,9 +12,9 @@ use crate::agents::{Agents, Ended, Habits};
 use crate::client::{End, Exchange};
 use crate::fleet::{FleetOptions, FleetStack};
 use crate::stack::{Replica, StackOptions};
-use crate::statistics::Statistics;
+use crate::statistics::{Statistics, running};
 use crate::tools::Tools;
-use crate::wait::within;
+use crate::wait::{eventually, within};
 
 /// Agents at work, and what each does: most of the time each has a request on its way.
 const AGENTS: usize = 32;
@@ -22,6 +22,9 @@ const HABITS: Habits = Habits { pause: Duration::from_millis(60), turns: 60, tok
 
 /// How many times faster than real ones the stand-ins compute: an answer lasts about half a second.
 const SPEED: &str = "5";
+
+/// A replica is busy that has half of what it would have if they were spread evenly over four.
+const BUSY: u64 = AGENTS as u64 / 8;
 
 /// Turns before the fault: every agent has had some.
 const BEFORE: usize = 250;
@@ -32,7 +35,7 @@ const AFTER: Duration = Duration::from_secs(5);
 /// A fault that still does harm so long before the load's end is not over.
 const CALM: Duration = Duration::from_secs(1);
 
-/// A request that takes longer than this has met the fault.
+/// A request that takes longer than this, and half as long again as every one before the fault, has met it.
 const LATE: Duration = Duration::from_secs(2);
 
 /// After so long every fault must be over.
@@ -78,8 +81,8 @@ pub(super) enum Recovery {
 impl Recovery {
     fn means(self) -> &'static str {
         match self {
-            Self::AnsweredSinceBegin => "its begin to the end of the last request that failed or took 2 s",
-            Self::AnsweredSinceEnd => "its end to the end of the last request that failed or took 2 s",
+            Self::AnsweredSinceBegin => "its begin to the end of the last request that failed or was late",
+            Self::AnsweredSinceEnd => "its end to the end of the last request that failed or was late",
             Self::AtHomeSinceBegin => "its begin to the last turn that left its home",
             Self::AtHomeSinceEnd => "its end to the last turn that left its home",
             Self::Seen(_, means) => means,
@@ -147,6 +150,12 @@ impl Trial {
         most.map_or(0, |(place, _)| place)
     }
 
+    /// Waits until a replica has answers under way.
+    pub(super) async fn until_busy(&self, place: usize) -> Result<()> {
+        let replica = self.fleet.replicas[place].1;
+        eventually("a busy replica", async || Ok(running(replica).await? >= BUSY)).await
+    }
+
     /// The fault begins.
     pub(super) fn begin(&mut self) {
         self.began = Some(Instant::now());
@@ -186,12 +195,15 @@ impl Trial {
             let (at, exchange) = (turn.exchange.sent.saturating_duration_since(began), &turn.exchange);
             wrong.push(format!("{} lost, such as one sent {at:.1?} after the begin: {:?}", other.len(), exchange.end));
         }
+        let before = turns.iter().map(|turn| &turn.exchange).filter(|exchange| exchange.ended < began);
+        let slowest = before.map(|exchange| exchange.ended - exchange.sent).max().unwrap_or_default();
+        let late = LATE.max(slowest * 3 / 2);
         let last = match recovery {
             Recovery::Seen(..) => None,
             Recovery::AnsweredSinceBegin | Recovery::AnsweredSinceEnd => turns
                 .iter()
                 .map(|turn| &turn.exchange)
-                .filter(|exchange| !exchange.is_whole() || exchange.ended - exchange.sent > LATE)
+                .filter(|exchange| !exchange.is_whole() || exchange.ended - exchange.sent > late)
                 .map(|exchange| exchange.ended)
                 .max(),
             Recovery::AtHomeSinceBegin | Recovery::AtHomeSinceEnd => {
