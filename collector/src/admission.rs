@@ -26,16 +26,16 @@ pub struct Admission {
 impl Admission {
     /// Adds what one Envoy says of the line.
     pub(crate) fn add(&mut self, line: &AdmissionAnswer) {
-        self.held += line.held;
+        self.held = self.held.saturating_add(line.held);
         self.oldest_held_ms = self.oldest_held_ms.max(line.oldest_held_ms);
         self.by_reason = self.by_reason.and(&line.by_reason);
     }
 
     /// Adds a replica that is up.
     pub(crate) fn add_replica(&mut self, active: Active, cache_tokens: u64) {
-        self.active_conversations += active.conversations;
-        self.active_context_tokens += active.context_tokens;
-        self.cache_tokens += cache_tokens;
+        self.active_conversations = self.active_conversations.saturating_add(active.conversations);
+        self.active_context_tokens = self.active_context_tokens.saturating_add(active.context_tokens);
+        self.cache_tokens = self.cache_tokens.saturating_add(cache_tokens);
         self.usage = (self.cache_tokens > 0).then(|| self.active_context_tokens as f64 / self.cache_tokens as f64);
     }
 }
@@ -58,8 +58,8 @@ impl Active {
     pub(crate) fn and(self, other: Self, shared_tokens: u32) -> Self {
         let twice = if self.conversations > 0 && other.conversations > 0 { shared_tokens.into() } else { 0 };
         Self {
-            conversations: self.conversations + other.conversations,
-            context_tokens: (self.context_tokens + other.context_tokens).saturating_sub(twice),
+            conversations: self.conversations.saturating_add(other.conversations),
+            context_tokens: self.context_tokens.saturating_add(other.context_tokens).saturating_sub(twice),
         }
     }
 }

@@ -85,12 +85,11 @@ impl DrainStatus {
     fn of(fleet: &Fleet, name: ReplicaName) -> Self {
         let matches = |other: ReplicaName| other == name || (name.rank.is_none() && other.address == name.address);
         let envoys = fleet.envoys();
-        let in_flight = envoys.iter().map(|envoy| {
+        let in_flight = envoys.iter().fold(0_u64, |sum, envoy| {
             let exchanges = envoy.exchanges();
             let replicas = exchanges.answer.iter().flat_map(|answer| &answer.pools).flat_map(|pool| &pool.replicas);
-            replicas.filter(|answer| matches(answer.replica)).map(|answer| answer.in_flight).sum::<u64>()
+            replicas.filter(|answer| matches(answer.replica)).fold(sum, |sum, answer| sum.saturating_add(answer.in_flight))
         });
-        let in_flight = in_flight.sum();
         Self { replica: name, drained_by: fleet.drained_by(name), in_flight }
     }
 }

@@ -2,6 +2,8 @@
 //!
 //! The tasks that find, poll and push share it. Each endpoint and each Envoy has a lock of its own, held for the length of a copy.
 
+#[cfg(test)]
+mod anything;
 mod envoys;
 mod pool;
 mod source;
@@ -182,18 +184,20 @@ impl Fleet {
     fn totals(&self, cluster: &str, replicas: &[Replica]) -> (Totals, Vec<Counted>) {
         let mut counted = Vec::new();
         let mut totals = Totals::default();
+        // Counts are other programs': none may stop this one.
+        let add = |total: &mut u64, count: u64| *total = total.saturating_add(count);
         for metrics in replicas.iter().map(|replica| &replica.metrics) {
-            totals.prompt_tokens += metrics.prompt_tokens;
-            totals.cached_tokens += metrics.prompt_cache.map_or(0, |cache| cache.hits);
+            add(&mut totals.prompt_tokens, metrics.prompt_tokens);
+            add(&mut totals.cached_tokens, metrics.prompt_cache.map_or(0, |cache| cache.hits));
         }
         for envoy in self.envoys() {
             let exchanges = envoy.exchanges();
             let answers = exchanges.answer.iter().flat_map(|answer| &answer.pools).filter(|pool| pool.cluster == cluster);
             for answer in answers {
                 counted.push((envoy.number, exchanges.answer.as_ref().and_then(|answer| answer.counting_since_ms)));
-                totals.prompt_bytes += answer.prompt_bytes;
-                totals.repeated_bytes += answer.repeated_bytes;
-                totals.first_turns += answer.first_turns;
+                add(&mut totals.prompt_bytes, answer.prompt_bytes);
+                add(&mut totals.repeated_bytes, answer.repeated_bytes);
+                add(&mut totals.first_turns, answer.first_turns);
             }
         }
         (totals, counted)

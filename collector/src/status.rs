@@ -253,7 +253,7 @@ impl PoolStatus {
         });
         let replicas: Vec<_> = replicas.collect();
         let up = || replicas.iter().filter(|replica| replica.report.state != ReplicaState::Down);
-        let cache_tokens = up().map(|replica| replica.report.cache_tokens).sum();
+        let cache_tokens = up().fold(0, |sum: u64, replica| sum.saturating_add(replica.report.cache_tokens));
         if let Some(admission) = &mut answers.admission {
             let active = |replica: &ReplicaStatus| answers.replicas.get(&replica.report.replica)?.active;
             up().for_each(|replica| admission.add_replica(active(replica).unwrap_or_default(), replica.report.cache_tokens));
@@ -272,7 +272,7 @@ impl PoolStatus {
 
 /// The sum of what replicas have of something; `None` when none has it.
 fn total(replicas: &[ReplicaStatus], of: impl Fn(&ReplicaStatus) -> Option<u64>) -> Option<u64> {
-    replicas.iter().filter_map(of).reduce(|sum, value| sum + value)
+    replicas.iter().filter_map(of).reduce(u64::saturating_add)
 }
 
 impl ReplicaStatus {
@@ -412,7 +412,7 @@ impl Seen {
     fn add(&mut self, answer: &ReplicaAnswer, connected: bool) {
         self.requests = self.requests.and(&answer.requests);
         if connected {
-            self.in_flight = Some(self.in_flight.unwrap_or(0) + answer.in_flight);
+            self.in_flight = Some(self.in_flight.unwrap_or(0).saturating_add(answer.in_flight));
             // Every Envoy knows every conversation; one that has just started may not know all yet.
             self.held_conversations = self.held_conversations.max(answer.held_conversations);
             self.recent_conversations = self.recent_conversations.max(answer.recent_conversations);
