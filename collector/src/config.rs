@@ -301,3 +301,43 @@ fn explain(message: &str) -> String {
 fn as_text<S: serde::Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(&humantime::format_duration(*duration))
 }
+
+#[cfg(test)]
+mod tests {
+    use homing_corpus::{mutated, seeds};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn the_corpus_has_configurations_that_are_right() {
+        for seed in seeds("collector") {
+            Config::parse(std::str::from_utf8(seed).expect("UTF-8"), "seed").expect("a configuration");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_a_configuration_or_an_error_that_names_a_place_in_it(text in mutated(seeds("collector"))) {
+            let text = text.text();
+            match Config::parse(&text, "test") {
+                Ok(config) => {
+                    let summary = config.summary();
+                    prop_assert!(config.pools.iter().all(|pool| summary.contains(&pool.cluster)));
+                    // What the configuration allows, the collector can start with.
+                    let fleet = crate::fleet::Fleet::new(&config);
+                    prop_assert_eq!(fleet.pools.len(), config.pools.len());
+                }
+                Err(error) => {
+                    prop_assert!(!error.message.is_empty());
+                    if let Some((line, column)) = error.line_column {
+                        let lines = text.split(['\n', '\r', '\u{85}', '\u{2028}', '\u{2029}']).count() as u64;
+                        prop_assert!((1..=lines + 1).contains(&line) && (1..=text.len() as u64 + 1).contains(&column), "{}", error);
+                    } else {
+                        prop_assert!(error.message.contains("holds no configuration") || !error.key.is_empty(), "{}", error);
+                    }
+                }
+            }
+        }
+    }
+}

@@ -97,6 +97,9 @@ fn read_names(content: &[u8]) -> Result<BTreeSet<ReplicaName>, String> {
 
 #[cfg(test)]
 mod tests {
+    use homing_corpus::{mutated, seeds};
+    use proptest::prelude::*;
+
     use super::*;
 
     fn name(text: &str) -> ReplicaName {
@@ -132,5 +135,15 @@ mod tests {
             assert!(problem.contains(says), "{broken:?}: {problem}");
         }
         assert!(read_names(b"- \xff\n").expect_err("no UTF-8").contains("UTF-8"));
+    }
+
+    proptest! {
+        #[test]
+        fn any_file_is_names_that_read_back_or_refused_in_a_line(content in mutated(seeds("drains"))) {
+            match read_names(&content) {
+                Ok(names) => prop_assert_eq!(read_names(&serde_json::to_vec(&names).expect("JSON")), Ok(names)),
+                Err(problem) => prop_assert!(watched::is_short(&problem), "{problem:?}"),
+            }
+        }
     }
 }

@@ -119,6 +119,7 @@ fn label(text: &[u8]) -> Option<((&[u8], Cow<'_, [u8]>), &[u8])> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use homing_corpus::{mutated, seeds};
     use proptest::prelude::*;
 
     fn only(line: &str) -> Option<Parts<'_>> {
@@ -193,14 +194,19 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_read_without_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
-            for sample in samples(&bytes) {
-                let _ = sample.parts();
-            }
+        fn any_text_hides_no_line_behind_it(text in mutated(seeds("metrics"))) {
+            let text = [&text[..], b"\ngood{a=\"b\"} 1\n"].concat();
+            let read: Vec<_> = samples(&text).filter_map(|sample| Some((sample.name, sample.parts()?))).collect();
+            let (name, parts) = read.last().expect("the line behind it");
+            prop_assert_eq!((*name, parts.value, parts.label(b"a")), (&b"good"[..], 1.0, Some(&b"b"[..])));
+            let lengths = read.iter().flat_map(|(name, parts)| {
+                parts.labels.iter().map(|(label, value)| label.len() + value.len()).chain([name.len()])
+            });
+            prop_assert!(lengths.sum::<usize>() <= text.len());
         }
 
         #[test]
-        fn what_looks_like_a_sample_is_read_without_a_panic(text in "(m[{ ]?[a=\"\\\\,}{ n0\n]{0,30}\n){0,8}") {
+        fn any_text_that_looks_like_samples_is_read_without_a_panic(text in "(m[{ ]?[a=\"\\\\,}{ n0\n]{0,30}\n){0,8}") {
             for sample in samples(text.as_bytes()) {
                 let _ = sample.parts();
             }

@@ -25,6 +25,7 @@ pub mod scrape;
 pub mod status;
 pub mod sync;
 pub mod telemetry;
+mod text;
 mod tls;
 pub mod vllm;
 

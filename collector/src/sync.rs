@@ -19,6 +19,7 @@ use crate::endpoint::whole_ms;
 use crate::fleet::{Envoy, Fleet, now_ms};
 use crate::http_client::Bearer;
 use crate::telemetry::Telemetry;
+use crate::text::one_line;
 
 /// How long one exchange may take.
 pub const SYNC_TIMEOUT: Duration = Duration::from_secs(1);
@@ -95,10 +96,7 @@ impl SyncFailure {
             500.. => "look into this Envoy's log",
             _ => "run the collector and the filter at the same version",
         };
-        // The text is another program's: its beginning is kept, on one line.
-        let text = String::from_utf8_lossy(body);
-        let body = text.chars().take(300).map(|c| if c.is_control() { ' ' } else { c }).collect::<String>();
-        Self::Refused { status: status.as_u16(), body: body.trim().to_owned(), advice }
+        Self::Refused { status: status.as_u16(), body: one_line(&String::from_utf8_lossy(body)), advice }
     }
 }
 
@@ -155,12 +153,16 @@ impl Control {
         if status != StatusCode::OK {
             return Err(SyncFailure::refused(status, &answer));
         }
-        if let Some(version) = version_of(&answer).filter(|version| *version != SYNC_VERSION) {
-            return Err(SyncFailure::Answer(format!("version {version} instead of {SYNC_VERSION}")));
-        }
-        let bytes = [sent, answer.len() as u64];
-        serde_json::from_slice(&answer).map(|read| (read, bytes)).map_err(|error| SyncFailure::Answer(error.to_string()))
+        Ok((read_answer(&answer)?, [sent, answer.len() as u64]))
     }
+}
+
+/// Reads an answer's body.
+pub(crate) fn read_answer(body: &[u8]) -> Result<SyncAnswer, SyncFailure> {
+    if let Some(version) = version_of(body).filter(|version| *version != SYNC_VERSION) {
+        return Err(SyncFailure::Answer(format!("version {version} instead of {SYNC_VERSION}")));
+    }
+    serde_json::from_slice(body).map_err(|error| SyncFailure::Answer(one_line(&error.to_string())))
 }
 
 /// The exchanges with one Envoy: what it has been sent, and what has been read of it.
@@ -374,6 +376,28 @@ pub(crate) async fn run(fleet: Arc<Fleet>, envoy: Arc<Envoy>, access: Access, in
         if !session.has_backlog() {
             // Whichever comes first.
             let _ = tokio::time::timeout_at(snapshot_due, session.news(&mut changes)).await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use homing_corpus::{mutated, seeds};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn any_answer_is_of_this_version_or_a_failure_of_one_short_line(status in 100_u16..600, body in mutated(seeds("answer"))) {
+            let refused = SyncFailure::refused(StatusCode::from_u16(status).expect("a status"), &body);
+            for failure in read_answer(&body).err().into_iter().chain([refused]) {
+                let said = failure.to_string();
+                prop_assert!(said.chars().count() < 800 && !said.contains(char::is_control), "{:?}", said);
+            }
+            if let Ok(answer) = read_answer(&body) {
+                prop_assert_eq!(answer.version, SYNC_VERSION);
+            }
         }
     }
 }

@@ -113,6 +113,7 @@ impl<'de> Deserialize<'de> for Bindings {
 
 #[cfg(test)]
 mod tests {
+    use homing_corpus::mutated;
     use proptest::prelude::*;
 
     use super::*;
@@ -131,6 +132,18 @@ mod tests {
 
     fn all(bindings: &[Binding]) -> Option<Binding> {
         bindings.iter().copied().reduce(Binding::merged)
+    }
+
+    /// Some bindings as they are stored.
+    fn packed(count: u64) -> Vec<u8> {
+        let bindings = (1..=count).map(|n| Binding {
+            conversation: Digest(u128::from(n) << 64 | 7),
+            home: ReplicaId(n),
+            bound_at_ms: 1_796_000_000_000,
+            last_turn_s: 1_796_000_000,
+            bytes: 5_000,
+        });
+        bindings.flat_map(|binding| binding.pack()).collect()
     }
 
     #[test]
@@ -180,9 +193,18 @@ mod tests {
         }
 
         #[test]
-        fn any_text_is_bindings_or_refused(text: String, bytes: Vec<u8>) {
-            let _ = serde_json::from_value::<Bindings>(text.into());
-            let _ = serde_json::from_value::<Bindings>(BASE64.encode(bytes).into());
+        fn any_text_is_bindings_that_read_as_it_or_refused(text in mutated([BASE64.encode(packed(3)), BASE64.encode(packed(1)), String::new()])) {
+            if let Ok(bindings) = serde_json::from_value::<Bindings>(text.text().into()) {
+                prop_assert!(bindings.0.iter().all(|binding| binding.home.0 != 0));
+                prop_assert_eq!(serde_json::to_value(bindings).expect("JSON"), serde_json::Value::from(text.text()));
+            }
+        }
+
+        #[test]
+        fn any_packed_bytes_are_a_binding_that_packs_to_them_or_none(bytes in mutated([packed(1)])) {
+            if let Some(binding) = Binding::unpack(&bytes) {
+                prop_assert_eq!(&binding.pack()[..], &bytes[..]);
+            }
         }
     }
 }

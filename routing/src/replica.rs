@@ -95,8 +95,27 @@ pub struct ReplicaId(pub u64);
 
 #[cfg(test)]
 mod tests {
+    use homing_corpus::{mutated, seeds};
+    use proptest::prelude::*;
+
     use super::*;
     use crate::testing::test;
+
+    proptest! {
+        #[test]
+        fn any_text_is_a_name_that_reads_back_or_refused_with_what_is_allowed(text in mutated(seeds("replicas"))) {
+            match text.text().parse::<ReplicaName>() {
+                Ok(name) => {
+                    prop_assert_eq!(name.to_string().parse(), Ok(name));
+                    prop_assert_ne!(name.id(), ReplicaId(0));
+                }
+                Err(error) => {
+                    let said = error.to_string();
+                    prop_assert!(said.contains("ip:port") && said.chars().count() < 200, "{}", said);
+                }
+            }
+        }
+    }
 
     #[test]
     fn a_name_reads_back_as_it_is_written() {

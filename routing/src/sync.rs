@@ -356,3 +356,51 @@ impl OutcomeCounts {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use homing_corpus::{mutated, seeds};
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::testing::test;
+
+    /// What can be read reads back as it is written.
+    fn reads_back<T: Serialize + for<'a> Deserialize<'a> + PartialEq + core::fmt::Debug>(body: &[u8]) -> Result<(), TestCaseError> {
+        if let Ok(read) = serde_json::from_slice::<T>(body) {
+            let written = serde_json::to_vec(&read).expect("JSON");
+            let again = serde_json::from_slice::<T>(&written);
+            prop_assert_eq!(again.ok(), Some(read), "{}", written.escape_ascii());
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn the_corpus_has_requests_and_answers_of_this_version() {
+        assert!(seeds("exchange").into_iter().filter(|seed| serde_json::from_slice::<SyncRequest>(seed).is_ok()).count() >= 4);
+        assert!(seeds("answer").into_iter().filter(|seed| serde_json::from_slice::<SyncAnswer>(seed).is_ok()).count() >= 3);
+    }
+
+    proptest! {
+        #[test]
+        fn any_request_reads_back(body in mutated(seeds("exchange"))) {
+            reads_back::<SyncRequest>(&body)?;
+        }
+
+        #[test]
+        fn any_answer_reads_back(body in mutated(seeds("answer"))) {
+            reads_back::<SyncAnswer>(&body)?;
+        }
+
+        #[test]
+        fn any_body_has_the_version_that_serde_json_reads_or_none(body in mutated(seeds("exchange"))) {
+            if let Ok(value) = serde_json::from_slice::<serde_json::Value>(&body) {
+                let version = value.get("version").and_then(serde_json::Value::as_u64);
+                // A version that is given twice is none.
+                if let Some(found) = version_of(&body) {
+                    prop_assert_eq!(Some(u64::from(found)), version.or(value.get(0).and_then(serde_json::Value::as_u64)));
+                }
+            }
+        }
+    }
+}

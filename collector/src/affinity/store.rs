@@ -219,15 +219,61 @@ async fn follow(
         for entry in reply.into_iter().flat_map(|reply| reply.keys).flat_map(|key| key.ids) {
             if entry.get::<Vec<u8>>("w").as_deref() != Some(&own) {
                 let packed: Vec<u8> = entry.get("b").unwrap_or_default();
-                let bindings: Vec<_> = packed.chunks(BINDING_BYTES).filter_map(Binding::unpack).collect();
-                take(affinity, link, &bindings);
+                take(affinity, link, &unpacked(&packed));
             }
             from = entry.id;
         }
     }
 }
 
+/// The bindings of an entry of the stream; what is none among them is left out.
+fn unpacked(entry: &[u8]) -> Vec<Binding> {
+    entry.chunks(BINDING_BYTES).filter_map(Binding::unpack).collect()
+}
+
 fn take(affinity: &Affinity, link: &StoreLink, bindings: &[Binding]) {
     affinity.learn(Teller::Store, bindings, now_ms(), true);
     link.read.fetch_add(bindings.len() as u64, Ordering::Relaxed);
+}
+
+#[cfg(test)]
+mod tests {
+    use homing_corpus::mutated;
+    use homing_routing::replica::ReplicaId;
+    use homing_routing::sync::MAX_BINDINGS;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const NOW_MS: u64 = 1_796_000_000_000;
+
+    /// An entry as another collector writes it.
+    fn entry(count: u64) -> Vec<u8> {
+        let bindings = (1..=count).map(|n| Binding {
+            conversation: Digest(n.into()),
+            home: ReplicaId(n),
+            bound_at_ms: NOW_MS - n,
+            last_turn_s: (NOW_MS / 1000) as u32,
+            bytes: 5_000,
+        });
+        bindings.flat_map(|binding| binding.pack()).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn any_entry_is_bindings_that_were_in_it_and_none_that_wins_for_ever(bytes in mutated([entry(1), entry(5), Vec::new()])) {
+            let bindings = unpacked(&bytes);
+            prop_assert!(bindings.iter().all(|binding| bytes.chunks(BINDING_BYTES).any(|packed| packed == binding.pack())));
+            let affinity = Affinity::new(true);
+            affinity.learn(Teller::Store, &bindings, NOW_MS, true);
+            let batch = affinity.batch(0, affinity.from_start());
+            prop_assert!(batch.bindings.len() <= bindings.len().min(MAX_BINDINGS));
+            // A later home that an Envoy tells wins over each of them, seconds after.
+            for binding in &batch.bindings {
+                let later = Binding { home: ReplicaId(99), bound_at_ms: NOW_MS + 60_000, ..*binding };
+                affinity.learn(Teller::Envoy(0), &[later], NOW_MS + 60_000, true);
+            }
+            prop_assert!(affinity.all().iter().all(|binding| binding.home == ReplicaId(99)));
+        }
+    }
 }

@@ -63,3 +63,23 @@ impl Serialize for ControlUrl {
         serializer.collect_str(self)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use homing_corpus::mutated;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn any_text_is_an_address_that_reads_back_or_refused_with_what_is_allowed(
+            text in mutated(["http://127.0.0.1:9901", "https://[fd00::1]:9901/", "unix:/run/envoy.sock"]),
+        ) {
+            match text.text().parse::<ControlUrl>() {
+                Ok(url) => prop_assert_eq!(url.to_string().parse(), Ok(url)),
+                Err(problem) => prop_assert!(problem.contains("write http://ip:port"), "{}", problem),
+            }
+        }
+    }
+}

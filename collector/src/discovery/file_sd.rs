@@ -10,6 +10,7 @@ use serde::de::IgnoredAny;
 
 use super::watched;
 use crate::config::is_host_name;
+use crate::text::one_line;
 
 /// Where an endpoint is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,7 +42,7 @@ impl Target {
     fn read(text: &str) -> Result<Self, String> {
         let wrong = || {
             let text: String = text.chars().take(80).collect();
-            format!("the target `{text}` is not ip:port, [ipv6]:port or name:port")
+            format!("the target `{}` is not ip:port, [ipv6]:port or name:port", one_line(&text))
         };
         if let Ok(address) = text.parse::<SocketAddr>() {
             return if address.port() == 0 { Err(wrong()) } else { Ok(Self::Address(address)) };
@@ -61,6 +62,7 @@ pub(crate) fn read_targets(content: &[u8]) -> Result<Vec<Target>, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use homing_corpus::{mutated, seeds};
     use proptest::prelude::*;
 
     fn address(text: &str) -> Target {
@@ -112,8 +114,21 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_read_without_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-            let _ = read_targets(&bytes);
+        fn any_file_is_targets_that_read_back_or_refused_in_a_line(content in mutated(seeds("file_sd"))) {
+            match read_targets(&content) {
+                Ok(targets) => {
+                    let texts: Vec<_> = targets
+                        .iter()
+                        .map(|target| match target {
+                            Target::Address(address) => address.to_string(),
+                            Target::Name { name, port } => format!("{name}:{port}"),
+                        })
+                        .collect();
+                    let json = serde_json::json!([{ "targets": texts }]).to_string();
+                    prop_assert_eq!(read_targets(json.as_bytes()), Ok(targets));
+                }
+                Err(problem) => prop_assert!(watched::is_short(&problem), "{problem:?}"),
+            }
         }
 
         #[test]

@@ -9,6 +9,8 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 use tokio::io::AsyncReadExt as _;
 
+use crate::text::one_line;
+
 /// The time between two readings.
 const PERIOD: Duration = Duration::from_millis(500);
 
@@ -74,7 +76,14 @@ pub(crate) fn read_yaml<T: DeserializeOwned>(content: &[u8], expected: &str) -> 
         return Err(format!("holds nothing; write {expected}, or [] for none"));
     }
     let options = serde_saphyr::options! { with_snippet: false };
-    serde_saphyr::from_str_with_options(text, options).map_err(|error| format!("{error}; it must be {expected}"))
+    serde_saphyr::from_str_with_options(text, options)
+        .map_err(|error| format!("{}; it must be {expected}", one_line(&error.to_string())))
+}
+
+/// Whether a problem is as the console and the log can show it: a line of bearable length.
+#[cfg(test)]
+pub(crate) fn is_short(problem: &str) -> bool {
+    !problem.is_empty() && problem.chars().count() <= 500 && !problem.contains(char::is_control)
 }
 
 #[cfg(test)]

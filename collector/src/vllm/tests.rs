@@ -1,6 +1,7 @@
 //! What is read of real engines' metrics, and of anything else.
 
 use super::*;
+use homing_corpus::{mutated, seeds};
 use proptest::prelude::*;
 
 macro_rules! capture {
@@ -159,20 +160,13 @@ fn the_number_of_engines_is_bounded() {
 
 proptest! {
     #[test]
-    fn a_capture_that_is_cut_or_damaged_is_read_without_a_panic(
-        cut in 0_usize..16_000,
-        damage in prop::collection::vec((0_usize..16_000, any::<u8>()), 0..20),
-    ) {
-        let mut text = include_bytes!("../../testdata/vllm-0.26.0-dp2-load.txt").to_vec();
-        for (at, byte) in damage {
-            if let Some(place) = text.get_mut(at) {
-                *place = byte;
-            }
-        }
-        text.truncate(cut);
-        for engine in read_engines(&text).values() {
-            prop_assert!((0.0..=1.0).contains(&engine.kv_usage));
-        }
+    fn any_metrics_have_figures_within_bounds_and_hide_no_series_behind_them(text in mutated(seeds("metrics"))) {
+        let engines = read_engines(&text);
+        prop_assert!(engines.len() <= MAX_ENGINES);
+        prop_assert!(engines.values().all(|engine| (0.0..=1.0).contains(&engine.kv_usage)));
+        let label = engines.keys().next().copied().unwrap_or(0);
+        let behind = format!("\nvllm:num_requests_running{{engine=\"{label}\"}} 7\n");
+        prop_assert_eq!(read_engines(&[&text[..], behind.as_bytes()].concat())[&label].running, 7);
     }
 
     #[test]

@@ -1,8 +1,10 @@
 mod documented;
 
+use homing_corpus::{Input, mutated, seeds};
 use homing_routing::admission::{Admission, Overflow};
 use homing_routing::identity::AlsoSource;
 use homing_routing::policy::Limit;
+use proptest::prelude::*;
 
 use super::*;
 
@@ -148,7 +150,72 @@ fn a_refusal_names_the_key_and_what_it_may_be() {
     }
 }
 
-proptest::proptest! {
+/// The protobuf of a JSON object, as Envoy makes it of YAML.
+fn protobuf(json: &[u8]) -> Vec<u8> {
+    use prost_types::value::Kind;
+    use serde_json::Value as Json;
+    fn value(json: Json) -> prost_types::Value {
+        let kind = match json {
+            Json::Null => Kind::NullValue(0),
+            Json::Bool(flag) => Kind::BoolValue(flag),
+            Json::Number(number) => Kind::NumberValue(number.as_f64().expect("a number")),
+            Json::String(text) => Kind::StringValue(text),
+            Json::Array(values) => Kind::ListValue(prost_types::ListValue { values: values.into_iter().map(value).collect() }),
+            Json::Object(fields) => Kind::StructValue(object(fields)),
+        };
+        prost_types::Value { kind: Some(kind) }
+    }
+    fn object(fields: serde_json::Map<String, Json>) -> prost_types::Struct {
+        prost_types::Struct { fields: fields.into_iter().map(|(key, json)| (key, value(json))).collect() }
+    }
+    object(serde_json::from_slice(json).expect("a JSON object")).encode_to_vec()
+}
+
+/// A configuration keeps what the documentation promises, and a refusal says what is wrong in a line.
+fn is_within_bounds_or_refused(input: &Input) -> Result<(), TestCaseError> {
+    match read(input) {
+        Ok(Role::Route(config)) => {
+            prop_assert!((1..=2_000_000).contains(&config.settings.max_conversations) && config.settings.idle_s > 0);
+            prop_assert!(config.max_body_bytes <= 128 << 20 && !config.policies.is_empty());
+            for (index, policy) in config.policies.iter().enumerate() {
+                prop_assert!(
+                    !policy.cluster.is_empty() && config.policies[..index].iter().all(|other| other.cluster != policy.cluster)
+                );
+                prop_assert!(policy.max_num_seqs != Some(0) && (policy.affinity || policy.admission.is_none()));
+            }
+        }
+        Ok(Role::Control(_)) => {}
+        Ok(Role::Model(config)) => {
+            prop_assert!(config.header.bytes().all(|byte| byte.is_ascii_graphic() && !byte.is_ascii_uppercase() && byte != b':'));
+        }
+        Err(error) => {
+            let said = error.to_string();
+            let why = said.strip_prefix("the configuration of the homing filter is not valid: ");
+            prop_assert!(why.is_some_and(|why| !why.is_empty()) && said.len() <= 8 * input.len() + 400, "{}", said);
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn the_corpus_has_configurations_of_every_role_and_as_protobuf_they_are_the_same() {
+    for seed in seeds("filter") {
+        let as_json = format!("{:?}", read(seed).expect("a configuration"));
+        assert_eq!(format!("{:?}", read(&protobuf(seed)).expect("a configuration")), as_json);
+    }
+}
+
+proptest! {
+    #[test]
+    fn any_damaged_configuration_is_within_bounds_or_refused(json in mutated(seeds("filter"))) {
+        is_within_bounds_or_refused(&json)?;
+    }
+
+    #[test]
+    fn any_damaged_protobuf_is_within_bounds_or_refused(bytes in mutated(seeds("filter").into_iter().map(protobuf))) {
+        is_within_bounds_or_refused(&bytes)?;
+    }
+
     #[test]
     fn any_bytes_are_a_configuration_or_refused(bytes: Vec<u8>, text in r#"[{}\[\]":,\\ 0-9.a-z_]{0,60}"#) {
         let _ = read(&bytes);

@@ -336,6 +336,7 @@ fn read_all<T, const N: usize>(bytes: &[u8], read: impl Fn(&[u8; N]) -> Option<T
 
 #[cfg(test)]
 mod tests {
+    use homing_corpus::mutated;
     use proptest::prelude::*;
 
     use super::*;
@@ -343,6 +344,39 @@ mod tests {
     use crate::testing::test;
 
     const POOL: &str = "pool";
+
+    /// The bytes of a set with some places and as many requests in line.
+    fn stored(count: u64) -> Vec<u8> {
+        let host = MemoryHost::default();
+        let shared = SharedSet::new(&host, POOL).expect("gauges");
+        let mut set = shared.open(&host).expect("a set");
+        for n in 1..=count {
+            let (replica, reason) = (ReplicaId(n), Reason::ALL[n as usize % 4]);
+            set.places.push(Place {
+                digest: n,
+                replica,
+                since_ms: n,
+                last_ms: n,
+                tokens: 10_000,
+                in_flight: 1,
+                turns: 2,
+                lane: 1,
+                is_conversation: true,
+            });
+            set.join(Waiting {
+                id: n,
+                digest: n + 100,
+                home: Some(replica),
+                since_ms: n,
+                seen_ms: n,
+                order_ms: n,
+                tokens: 5_000,
+                reason,
+            });
+        }
+        assert!(shared.store(&host, &set).expect("room"));
+        host.shared().remove(&shared.key).expect("a set")
+    }
 
     fn any_place() -> impl Strategy<Value = Place> {
         (any::<[u64; 4]>(), any::<u32>(), any::<[u16; 2]>(), any::<u8>(), any::<bool>()).prop_map(
@@ -393,11 +427,15 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_a_working_set(bytes: Vec<u8>) {
+        fn any_bytes_are_a_working_set(bytes in mutated([stored(0), stored(1), stored(4)])) {
             let host = MemoryHost::default();
             let shared = SharedSet::new(&host, POOL).expect("gauges");
             host.write(&shared.key, &bytes, Expected::Anything).expect("room");
-            prop_assert!(shared.open(&host).is_ok());
+            let set = shared.open(&host).expect("a set");
+            prop_assert!(HEADER_BYTES + set.places.len() * PLACE_BYTES + set.waiting.len() * WAITING_BYTES <= bytes.len().max(HEADER_BYTES));
+            prop_assert!(shared.store(&host, &set).expect("room"));
+            let read = shared.open(&host).expect("a set");
+            prop_assert_eq!((read.grace_ms, read.places, read.waiting), (set.grace_ms, set.places, set.waiting));
         }
 
         #[test]

@@ -57,6 +57,14 @@ impl MemoryHost {
     }
 }
 
+#[cfg(test)]
+impl MemoryHost {
+    /// Every shared value by its key.
+    pub(crate) fn shared(&self) -> std::collections::BTreeMap<String, Vec<u8>> {
+        self.0.data.borrow().iter().map(|(key, stored)| (key.clone(), stored.bytes.clone())).collect()
+    }
+}
+
 /// Its data would fill pages.
 impl fmt::Debug for MemoryHost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

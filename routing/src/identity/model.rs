@@ -17,6 +17,7 @@ pub fn model(body: &[u8]) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use homing_corpus::{mutated, seeds};
     use proptest::prelude::*;
 
     use super::*;
@@ -56,6 +57,17 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn any_body_names_the_model_that_serde_json_reads_or_none(body in mutated(seeds("bodies"))) {
+            if let Some(model) = model(&body) {
+                prop_assert!((1..=MAX_MODEL_BYTES).contains(&model.len()) && model.bytes().all(|byte| byte.is_ascii_graphic()));
+                // What serde_json refuses and the scanner takes are bytes inside other strings.
+                if let Ok(serde_json::Value::Object(fields)) = serde_json::from_slice(&body) {
+                    prop_assert_eq!(fields.get("model").and_then(serde_json::Value::as_str), Some(model.as_str()));
+                }
+            }
+        }
+
         #[test]
         fn a_name_is_always_fit_for_a_header(body: Vec<u8>, name: String) {
             let named = serde_json::to_vec(&serde_json::json!({ "model": name })).expect("JSON");

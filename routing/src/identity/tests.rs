@@ -1,5 +1,7 @@
 //! Every client's way of naming a conversation, from a file of cases.
 
+use homing_corpus::{mutated, seeds};
+use proptest::prelude::*;
 use serde::Deserialize;
 
 use super::*;
@@ -132,6 +134,20 @@ fn a_conversation_is_not_its_own_parent() {
 }
 
 #[test]
+fn a_header_repeated_with_another_value_names_nothing_whichever_comes_first() {
+    let namer = Namer::new(Naming { headers: vec!["x-mine".into(), "x-second".into()], ..Naming::default() }, &[0; 16], "a");
+    let source = |headers: &[(&'static str, &'static str)]| {
+        let headers = headers.iter().map(|(name, value)| (name.as_bytes(), value.as_bytes()));
+        namer.from_headers(headers).map(|named| named.source.as_str().to_owned())
+    };
+    for name in ["x-mine", "x-session-id"] {
+        assert_eq!(source(&[(name, "null"), (name, "a")]), None, "{name}");
+        assert_eq!(source(&[(name, "a"), (name, "null")]), None, "{name}");
+        assert_eq!(source(&[(name, "a"), ("x-second", "b"), (name, "c")]).as_deref(), Some("x-second"));
+    }
+}
+
+#[test]
 fn pools_and_keys_have_conversations_of_their_own() {
     let digest = |key: u8, pool: &str| {
         let namer = Namer::new(Naming::default(), &[key; 16], pool);
@@ -189,21 +205,70 @@ fn a_body_is_read_only_if_it_may_name_something() {
     assert!(!reads(false, false, &[]) && !reads(false, false, &[AlsoSource::XUserId]));
 }
 
-proptest::proptest! {
+/// The bodies of the corpus, and those of the cases.
+fn bodies() -> Vec<Vec<u8>> {
+    let cases = cases().into_iter().filter_map(|case| case.body).map(String::into_bytes);
+    seeds("bodies").into_iter().map(<[u8]>::to_vec).chain(cases.filter(|body| body.len() < 4_096)).collect()
+}
+
+/// Lines `name: value`, as pairs.
+fn lines(text: &[u8]) -> impl DoubleEndedIterator<Item = (&[u8], &[u8])> + Clone {
+    text.split(|byte| *byte == b'\n').map(|line| {
+        let colon = line.windows(2).position(|pair| pair == b": ");
+        colon.and_then(|colon| Some((line.get(..colon)?, line.get(colon + 2..)?))).unwrap_or((line, b""))
+    })
+}
+
+/// A namer that takes ids from wherever it can.
+fn greedy() -> Namer {
+    let headers = vec!["X-Mine".to_owned(), "x-second".to_owned()];
+    let also = vec![AlsoSource::XTenantId, AlsoSource::User, AlsoSource::MetadataUserId, AlsoSource::SafetyIdentifier];
+    Namer::new(Naming { headers, also, ..Naming::default() }, &[7; 16], "a")
+}
+
+proptest! {
     #[test]
-    fn any_bytes_are_named_or_not_without_a_panic(body: Vec<u8>, header: Vec<u8>, value: Vec<u8>) {
-        let namer = Namer::new(Naming::default(), &[0; 16], "a");
-        let _ = namer.from_body(&body, None);
-        let _ = namer.from_headers([(header.as_slice(), value.as_slice())].into_iter());
+    fn any_body_has_one_name_however_it_is_spaced(body in mutated(bodies())) {
+        let named = greedy().from_body(&body, None);
+        prop_assert_eq!(&named, &greedy().from_body(&body, None));
+        prop_assert_eq!(named, greedy().from_body(&[b" \n", &body[..], b"\r\t"].concat(), None));
+    }
+
+    #[test]
+    fn any_body_inside_a_prompt_names_nothing(body in mutated(bodies())) {
+        let content = body.text();
+        let prompt = serde_json::json!({ "model": "m", "messages": [{ "role": "user", "content": content }] }).to_string();
+        let named = greedy().from_body(prompt.as_bytes(), None).expect("a fingerprint");
+        prop_assert_eq!(named.source, Source::Known(FINGERPRINT));
+    }
+
+    #[test]
+    fn any_headers_have_one_name_in_whatever_order(text in mutated(seeds("headers"))) {
+        let namer = greedy();
+        let named = namer.from_headers(lines(&text));
+        prop_assert_eq!(&named, &namer.from_headers(lines(&text).rev()));
+        prop_assert_eq!(namer.also_from_headers(lines(&text)), namer.also_from_headers(lines(&text).rev()));
+        if let Some(named) = named {
+            prop_assert!(lines(&text).any(|(name, _)| name == named.source.as_str().as_bytes()));
+            prop_assert_ne!(named.parent, Some(named.digest));
+        }
+    }
+
+    #[test]
+    fn any_content_encoding_but_none_hides_the_body(encoding in mutated([&b"gzip"[..], b"identity", b" ", b"zstd, identity"])) {
+        let text = encoding.text();
+        let is_plain = text.trim_matches(|c: char| c.is_ascii_whitespace()).is_empty()
+            || text.trim_matches(|c: char| c.is_ascii_whitespace()).to_ascii_lowercase() == "identity";
+        prop_assert_eq!(needs_body(Some(&encoding)), is_plain);
     }
 
     #[test]
     fn an_id_in_the_body_is_found_wherever_it_stands(id in "[a-zA-Z0-9:@%_-]{1,64}", before in "[ -~]{0,40}", after in "[ -~]{0,40}") {
-        proptest::prop_assume!(!["null", "none", "undefined"].contains(&id.to_ascii_lowercase().as_str()));
+        prop_assume!(!["null", "none", "undefined"].contains(&id.to_ascii_lowercase().as_str()));
         let namer = Namer::new(Naming::default(), &[0; 16], "a");
         let body = serde_json::json!({ "a": before, "session_id": id, "z": [after] }).to_string();
         let alone = serde_json::json!({ "session_id": id }).to_string();
-        proptest::prop_assert!(namer.from_body(body.as_bytes(), None).is_some());
-        proptest::prop_assert_eq!(namer.from_body(body.as_bytes(), None), namer.from_body(alone.as_bytes(), None));
+        prop_assert!(namer.from_body(body.as_bytes(), None).is_some());
+        prop_assert_eq!(namer.from_body(body.as_bytes(), None), namer.from_body(alone.as_bytes(), None));
     }
 }

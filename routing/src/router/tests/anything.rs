@@ -1,8 +1,11 @@
 //! What holds whatever happens.
 
+use homing_corpus::{mutated, seeds};
 use proptest::prelude::*;
 
 use super::*;
+use crate::admission::Admission;
+use crate::sync::{MAX_BINDINGS, MAX_SYNC_BYTES};
 use crate::testing::test;
 
 /// Something that happens to a site.
@@ -107,11 +110,68 @@ proptest! {
         prop_assert_eq!(site.in_flight(), 0);
     }
 
+    /// Unlike random bytes, these are mostly of the right layout.
     #[test]
-    fn any_bytes_sent_to_the_control_listener_are_an_exchange_or_a_refusal(body: Vec<u8>) {
-        let host = MemoryHost::new(0);
-        let refused = Control::new(host.clone()).exchange(&body).is_err();
-        prop_assert!(refused);
-        prop_assert_eq!(host.shared_bytes(), 0);
+    fn any_damage_to_a_shared_value_leaves_a_router_that_works((key, bytes) in damaged_value(), admits: bool) {
+        let mut site = worked(admits);
+        site.host.write(&key, &bytes, Expected::Anything).expect("room");
+        let turn = |router: &mut Router<MemoryHost>, id| {
+            match decide(router, &Request { conversation: Some(&conversation(id)), generates: true, bytes: 1000, ..Request::default() }) {
+                Verdict::Go(ticket) => router.ended(ticket),
+                other => drop(other),
+            }
+        };
+        turn(&mut site.router, 0);
+        site.host.advance(30_000);
+        site.router.heal().expect("a tick");
+        site.router.sweep(false).expect("a sweep");
+        drop(site.router.called(POOL.as_bytes()));
+        turn(&mut site.thread(), 0);
+        site.host.advance(30_000);
+        site.sequence = u64::MAX - 1;
+        site.sync();
+        turn(&mut site.router, 1);
+        prop_assert_eq!(site.in_flight(), 0);
     }
+
+    #[test]
+    fn any_exchange_is_answered_within_bounds_or_refused_and_changes_nothing(body in mutated(seeds("exchange"))) {
+        let mut site = worked(false);
+        let before = site.host.shared();
+        match site.control.exchange(&body) {
+            Ok(answer) => {
+                let written = serde_json::to_vec(&answer).expect("JSON");
+                prop_assert!(written.len() <= MAX_SYNC_BYTES && answer.bindings.0.len() <= 2 * MAX_BINDINGS);
+                prop_assert_eq!(serde_json::from_slice::<SyncAnswer>(&written).ok(), Some(answer));
+            }
+            Err(error) => {
+                prop_assert!(error.to_string().len() <= body.len() + 200, "{}", error);
+                prop_assert_eq!(site.host.shared(), before);
+            }
+        }
+        // A collector that is heard later sets everything right.
+        site.host.advance(31_000);
+        site.sync();
+        site.turn(1);
+        prop_assert_eq!(site.in_flight(), 0);
+    }
+}
+
+/// A site after some turns.
+fn worked(admits: bool) -> Site {
+    let mut site = Site::new(|policy| policy.admission = admits.then(Admission::default));
+    for id in 0..3 {
+        site.turn(id);
+    }
+    site.sync();
+    site
+}
+
+/// A shared value of that site, damaged.
+fn damaged_value() -> impl Strategy<Value = (String, homing_corpus::Input)> {
+    // Of the table's many buckets one that is empty and one that is not will do.
+    let is_one_of_many = |key: &str, bytes: &[u8]| key.starts_with("homing/table/") && bytes[1..].iter().all(|byte| *byte == 0);
+    let values = worked(true).host.shared().into_iter().filter(move |(key, bytes)| !is_one_of_many(key, bytes));
+    let values: Vec<_> = values.collect();
+    prop::sample::select(values).prop_flat_map(|(key, bytes)| (Just(key), mutated([bytes])))
 }
