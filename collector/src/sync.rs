@@ -383,9 +383,17 @@ pub(crate) async fn run(fleet: Arc<Fleet>, envoy: Arc<Envoy>, access: Access, in
 #[cfg(test)]
 mod tests {
     use homing_corpus::{mutated, seeds};
+    use homing_routing::control::SyncError;
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn a_refusal_for_an_older_snapshot_is_recognised_by_what_the_filter_says() {
+        let said = SyncError::Older { newest: (1, 2) }.to_string();
+        let failure = SyncFailure::refused(StatusCode::BAD_REQUEST, said.as_bytes());
+        assert!(failure.to_string().contains("another collector of the same start time"), "{failure}");
+    }
 
     proptest! {
         #[test]

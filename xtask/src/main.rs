@@ -12,7 +12,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Drive agent sessions through Envoy with affinity off and on, and print what it changed. About two minutes.
+    /// Drive agent sessions through Envoy with affinity off and on, and print what it changed. About three minutes.
     Demo(xtask::demo::DemoOptions),
     /// Run the whole stack until Ctrl-C.
     Up(xtask::up::UpOptions),

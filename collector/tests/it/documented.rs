@@ -78,3 +78,24 @@ fn every_key_is_documented_with_its_default() {
     known.insert("affinity.store".to_owned(), "none".to_owned());
     assert_eq!(documented, known);
 }
+
+#[test]
+fn the_tests_that_the_page_on_security_names_are_there() {
+    let page = include_str!("../../../docs/security.md");
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace");
+    // The last cell of each row; those with code are files or commands.
+    let rows =
+        page.lines().filter(|line| line.starts_with("| ")).filter_map(|line| line.trim_end_matches(" |").rsplit(" | ").next());
+    let named = rows.flat_map(|cell| cell.split('`').skip(1).step_by(2)).filter(|name| !name.starts_with("cargo "));
+    let mut count = 0;
+    for name in named {
+        let file = match name.split_once('/') {
+            Some((folder @ ("e2e" | "browser"), file)) => format!("tests/tests/{folder}/{file}"),
+            Some(("collector", file)) if !file.contains('/') => format!("collector/tests/it/{file}"),
+            _ => name.to_owned(),
+        };
+        assert!(root.join(&file).is_file(), "{name}: {file} is no file");
+        count += 1;
+    }
+    assert!(count > 15, "{count}");
+}
