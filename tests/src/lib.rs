@@ -21,7 +21,10 @@ use tokio::time::{Instant, sleep};
 use xtask::stack::{MODEL, Stack, StackOptions};
 use xtask::tools::Tools;
 
-/// Where the proxy's HTTP connection manager stands in the configuration.
+/// Where the proxy's listener stands in the configuration.
+pub const LISTENER: &str = "/static_resources/listeners/0";
+
+/// Where its HTTP connection manager stands.
 pub const MANAGER: &str = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config";
 
 /// Where its route stands.
