@@ -23,7 +23,10 @@ use xtask::statistics::Statistics;
 use xtask::tools::Tools;
 pub use xtask::wait::eventually;
 
-/// Where the proxy's HTTP connection manager stands in the configuration.
+/// Where the proxy's listener stands in the configuration.
+pub const LISTENER: &str = "/static_resources/listeners/0";
+
+/// Where its HTTP connection manager stands.
 pub const MANAGER: &str = "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config";
 
 /// Where its route stands.

@@ -76,7 +76,7 @@ fn end_to_end(envoy: &Path, names: &[&str]) -> Result<()> {
     say(&format!("end-to-end tests on {}", envoy_version(envoy)?));
     let mut command = cargo();
     // The tests find what was built; two at a time leave each a core.
-    command.args(["test", "--package", "homing-tests", "--"]).args(names).args(["--test-threads", "2"]);
+    command.args(["test", "--package", "homing-tests", "--no-fail-fast", "--"]).args(names).args(["--test-threads", "2"]);
     run(command.env("HOMING_ENVOY", envoy))
 }
 

@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use homing_tests::{MANAGER, ROUTE, all_given_back, chat_body, chat_url, eventually, fast_stack, stack_at_speed, sum, turn};
+use homing_tests::{
+    LISTENER, MANAGER, ROUTE, all_given_back, chat_body, chat_url, eventually, fast_stack, stack_at_speed, sum, turn,
+};
 use reqwest::Client;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -125,8 +127,10 @@ async fn trailers_end_a_body_and_nothing_else() -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_body_above_envoys_limit_is_counted_and_leaves_nothing_behind() -> Result<()> {
-    let limit = (format!("{ROUTE}/request_body_buffer_limit"), json!(100_000));
-    let stack = fast_stack(StackOptions { edits: vec![limit], ..StackOptions::default() }).await?;
+    // The route's, which Envoy 1.36 does not heed, and the listener's.
+    let limits = [format!("{ROUTE}/request_body_buffer_limit"), format!("{LISTENER}/per_connection_buffer_limit_bytes")];
+    let edits = limits.map(|limit| (limit, json!(100_000))).to_vec();
+    let stack = fast_stack(StackOptions { edits, ..StackOptions::default() }).await?;
     let body = chat_body(&"x".repeat(3_000_000), 1).to_string();
     let status = Client::new().post(chat_url(&stack)).header("content-type", "application/json").body(body).send().await?.status();
     assert_eq!(status, 413);
