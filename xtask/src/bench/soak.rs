@@ -13,7 +13,7 @@ use anyhow::{Context, Result, ensure};
 use clap::Args;
 use reqwest::{Client, Method};
 use serde::Serialize;
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior, interval, interval_at, sleep};
@@ -355,7 +355,7 @@ async fn judge(
             statistics.push(own);
         }
         let pool = &fleet.status(0).await?["pools"][0];
-        if pool["routing"]["in_flight"] != Value::from(0) {
+        if pool["routing"]["in_flight"] != 0 {
             drifted.push(format!("the collector shows {} in flight", pool["routing"]["in_flight"]));
         }
         Ok(drifted.is_empty())

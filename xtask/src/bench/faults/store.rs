@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use serde_json::Value;
 use tokio::time::{Instant, sleep};
 
 use super::report::Row;
@@ -40,7 +39,7 @@ pub(super) async fn killed(tools: &Tools) -> Result<Row> {
 async fn until_used(trial: &Trial) -> Result<()> {
     eventually("the store to be used", async || {
         let (one, other) = (trial.fleet.status(0).await?, trial.fleet.status(1).await?);
-        Ok([one, other].iter().all(|status| status["affinity"]["store"]["up"] == Value::from(true)))
+        Ok([one, other].iter().all(|status| status["affinity"]["store"]["up"] == true))
     })
     .await
 }

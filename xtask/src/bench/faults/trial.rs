@@ -4,7 +4,6 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use serde_json::Value;
 use tokio::time::{Instant, sleep};
 
 use super::report::Row;
@@ -290,7 +289,7 @@ async fn counters(
             let status = fleet.status(index).await?;
             let replicas = status["pools"][0]["replicas"].as_array().context("replicas")?;
             ensure!(replicas.len() == fleet.replicas.len(), "collector {index} lists {} replicas", replicas.len());
-            let busy = replicas.iter().any(|replica| replica["in_flight"] != Value::from(0));
+            let busy = replicas.iter().any(|replica| replica["in_flight"] != 0);
             if busy {
                 last.push(format!("collector {index} shows requests in flight"));
             }
