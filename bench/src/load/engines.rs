@@ -13,6 +13,9 @@ use std::time::Duration;
 /// A look takes no longer: an engine that hangs is not busy.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
+/// The most that a metric is taken to say, which a float still counts one by one: sums of these are numbers too.
+const MOST: f64 = 9e15;
+
 /// Which counters prefix hits are taken from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -50,10 +53,8 @@ impl Look {
             if !(name.starts_with("vllm:") || name == "process_start_time_seconds") {
                 continue;
             }
-            let Some(value) = line.rsplit(' ').next().and_then(|value| value.parse::<f64>().ok()).filter(|value| value.is_finite())
-            else {
-                continue;
-            };
+            let value = line.rsplit(' ').next().and_then(|value| value.parse::<f64>().ok());
+            let Some(value) = value.filter(|value| (0.0..=MOST).contains(value)) else { continue };
             match name {
                 "vllm:num_requests_running" => look.running += value,
                 "process_start_time_seconds" => look.started = Some(value),
@@ -183,6 +184,7 @@ async fn look(http: &reqwest::Client, url: &str) -> Result<Look> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use homing_corpus::{mutated, seeds};
     use proptest::prelude::*;
 
     fn exposition(started: u32, computed: u32, cached: u32) -> String {
@@ -238,8 +240,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_text_is_read(text in ".*", lines in "(vllm:(num_requests_running|prefix_cache_hits_total)[{} a-z0-9.\"=]{0,20}\n){0,4}") {
-            let _ = (Look::read(&text), Look::read(&lines));
+        fn any_metrics_are_counts_and_their_growth_is_one(texts in prop::collection::vec(mutated(seeds("metrics")), 2..4)) {
+            let mut growth = Growth::begin(Look::default());
+            for text in texts {
+                let look = Look::read(&text.text());
+                prop_assert!(look.running.is_finite() && look.running >= 0.0, "{:?}", look);
+                growth.add(look);
+                prop_assert!(growth.tokens.iter().all(|tokens| tokens.is_finite() && *tokens >= 0.0), "{:?}", growth);
+            }
         }
 
         #[test]

@@ -165,6 +165,7 @@ struct EventUsage {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use homing_corpus::{mutated, seeds};
     use proptest::prelude::*;
 
     const CHAT: &str = concat!(
@@ -206,9 +207,25 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_read_or_refused(bytes: Vec<u8>, json in "(data: ?[\\[\\]{}\":,a-z0-9 ]{0,30}\n){0,4}") {
-            for api in [Api::Openai, Api::Anthropic] {
-                let _ = (read(api, [&bytes]).is_ok(), read(api, [&json]).is_ok());
+        fn any_stream_is_read_or_refused_the_same_however_it_is_cut(
+            chat in mutated(seeds("streams-openai")),
+            messages in mutated(seeds("streams-anthropic")),
+            cut: prop::sample::Index,
+        ) {
+            for (api, bytes) in [(Api::Openai, chat), (Api::Anthropic, messages)] {
+                let (begin, end) = bytes.split_at(cut.index(bytes.len() + 1));
+                match (read(api, [&bytes[..]]), read(api, [begin, end])) {
+                    (Ok(whole), Ok(parts)) => {
+                        let seen = |stream: &Stream| (stream.text.clone(), stream.pieces, stream.output_tokens(), stream.done);
+                        prop_assert_eq!(seen(&whole), seen(&parts));
+                        prop_assert!(whole.text.len() <= bytes.len() && whole.pieces <= bytes.len() as u64);
+                    }
+                    (Err(whole), Err(parts)) => {
+                        prop_assert!(whole.example.chars().count() <= 300);
+                        prop_assert_eq!(whole.to_string(), parts.to_string());
+                    }
+                    (whole, parts) => prop_assert!(false, "{:?} and {:?}", whole, parts),
+                }
             }
         }
     }

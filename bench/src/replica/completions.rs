@@ -206,3 +206,23 @@ pub(super) async fn tokenize(State(app): State<App>, body: Bytes) -> Response {
         Err(error) => error.openai(app.version),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use homing_corpus::{mutated, seeds};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn any_prompt_is_no_longer_than_its_body_or_refused(body in mutated(seeds("bodies"))) {
+            if let Ok(fields) = body::object(&body) {
+                match prompt(&fields) {
+                    Ok(input) => prop_assert!(input.into_tokens().len() <= body.len()),
+                    Err(error) => prop_assert!(matches!(error, ApiError::Invalid(problems) if problems.len() == 1)),
+                }
+            }
+        }
+    }
+}

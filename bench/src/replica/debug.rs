@@ -146,3 +146,20 @@ pub(super) fn cut_mid_stream(response: Response) -> Option<Response> {
 #[derive(Debug, thiserror::Error)]
 #[error("cut on purpose")]
 pub(super) struct CutShort;
+
+#[cfg(test)]
+mod tests {
+    use homing_corpus::{mutated, seeds};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn any_body_is_a_fault_that_reads_back_or_refused(body in mutated(seeds("faults"))) {
+            if let Ok(fault) = serde_json::from_slice::<Fault>(&body) {
+                prop_assert_eq!(serde_json::from_slice::<Fault>(&serde_json::to_vec(&fault).unwrap()).unwrap(), fault);
+            }
+        }
+    }
+}

@@ -371,3 +371,21 @@ fn write(written: &mut u32, out: &mut String, kind: &'static str, event: Event<'
     *written += 1;
     let _ = write!(out, "event: {kind}\ndata: {}\n\n", super::json(&event));
 }
+
+#[cfg(test)]
+mod tests {
+    use homing_corpus::{mutated, seeds};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn any_input_is_a_prompt_no_longer_than_its_body(body in mutated(seeds("bodies"))) {
+            if let Ok(fields) = body::object(&body) {
+                // Roles and marks between messages are tokens too.
+                prop_assert!(prompt(&fields).len() <= 8 * body.len());
+            }
+        }
+    }
+}

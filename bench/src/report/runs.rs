@@ -44,3 +44,21 @@ fn labelled(mut run: LoadReport, file: &Path) -> LoadReport {
     }
     run
 }
+
+#[cfg(test)]
+mod tests {
+    use homing_corpus::{mutated, seeds};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn any_text_is_runs_that_can_be_written_or_refused(text in mutated(seeds("results"))) {
+            if let Ok(runs) = parse(&text) {
+                let written = serde_json::to_vec(&runs).unwrap();
+                prop_assert_eq!(parse(&written).unwrap().len(), runs.len());
+            }
+        }
+    }
+}

@@ -18,7 +18,7 @@ use std::collections::HashMap;
 use std::io::BufRead;
 
 use super::plan::{Call, SessionPlan, Step, Text};
-use super::trace::lines;
+use super::trace::{MOST_TOKENS, lines};
 
 /// Tokens of a block.
 pub const BLOCK_TOKENS: usize = 512;
@@ -67,6 +67,8 @@ pub fn read(from: impl BufRead) -> Result<Vec<SessionPlan>> {
             request.input_length,
             request.hash_ids.len()
         );
+        let tokens = request.input_length.max(request.output_length);
+        ensure!(tokens <= MOST_TOKENS, "line {number} has {tokens} tokens: at most {MOST_TOKENS} can be made");
         ensure!(request.timestamp >= now, "line {number} is earlier than the one above it: sort the trace by timestamp");
         now = request.timestamp;
 

@@ -25,7 +25,7 @@ use super::mooncake;
 use super::plan::{SessionPlan, Text};
 
 /// Prompt tokens or answer tokens that a call may have: far above any model's window, and small enough to make.
-const MOST_TOKENS: usize = 10_000_000;
+pub(super) const MOST_TOKENS: usize = 10_000_000;
 
 /// Writes plans, one a line.
 ///
@@ -75,7 +75,10 @@ pub fn read_file(path: &Path) -> Result<Vec<SessionPlan>> {
 
 /// The lines that are not empty, with their numbers.
 pub(super) fn lines(from: impl BufRead) -> impl Iterator<Item = Result<(usize, String)>> {
-    let numbered = from.lines().enumerate().map(|(at, line)| Ok((at + 1, line?)));
+    let numbered = from.lines().enumerate().map(|(at, line)| {
+        let number = at + 1;
+        Ok((number, line.with_context(|| format!("line {number} cannot be read"))?))
+    });
     numbered.filter(|line| !matches!(line, Ok((_, text)) if text.trim().is_empty()))
 }
 
@@ -95,6 +98,7 @@ fn check(plan: &SessionPlan) -> Result<()> {
 mod tests {
     use super::*;
     use crate::workload::{Call, Kind, Step, Workload};
+    use homing_corpus::{mutated, seeds};
     use proptest::prelude::*;
 
     fn any_call() -> impl Strategy<Value = Call> {
@@ -142,9 +146,28 @@ mod tests {
         }
 
         #[test]
-        fn any_text_is_plans_or_an_error_that_names_a_line(text in "\\PC*") {
-            if let Err(error) = read(text.as_bytes()) {
-                prop_assert!(error.to_string().starts_with("line "), "{error:#}");
+        fn any_file_is_plans_that_read_back_or_an_error_that_names_a_line(file in mutated(seeds("traces"))) {
+            match read(&file[..]) {
+                Ok(plans) => {
+                    let mut written = Vec::new();
+                    write(&mut written, plans.clone()).unwrap();
+                    prop_assert_eq!(read(&written[..]).unwrap(), plans);
+                }
+                Err(error) => prop_assert!(error.to_string().starts_with("line "), "{error:#}"),
+            }
+        }
+
+        #[test]
+        fn any_mooncake_trace_is_plans_that_can_be_written_or_an_error_that_names_a_line(file in mutated(seeds("mooncake"))) {
+            match mooncake::read(&file[..]) {
+                Ok(plans) => {
+                    let requests = file.text().lines().filter(|line| !line.trim().is_empty()).count();
+                    prop_assert_eq!(plans.iter().map(|plan| plan.steps.len()).sum::<usize>(), requests);
+                    let mut written = Vec::new();
+                    write(&mut written, plans.clone()).unwrap();
+                    prop_assert_eq!(read(&written[..]).unwrap(), plans);
+                }
+                Err(error) => prop_assert!(error.to_string().starts_with("line "), "{error:#}"),
             }
         }
     }

@@ -56,9 +56,9 @@ proptest! {
             for replica in status.pools.iter().flat_map(|pool| &pool.replicas) {
                 prop_assert!(replica.report.prefix_hit_rate.is_none_or(|rate| (0.0..=1.0).contains(&rate)), "{:?}", replica.report);
             }
-            prop_assert!(serde_json::to_string(&status).is_ok() && fleet.pools[0].cluster == "a");
-            let own = telemetry.text().expect("metrics");
-            prop_assert!(samples(own.as_bytes()).all(|sample| sample.parts().is_some()), "{}", own);
+            prop_assert!(serde_json::to_string(&status).is_ok());
         }
+        let own = telemetry.text().expect("metrics");
+        prop_assert!(samples(own.as_bytes()).all(|sample| sample.parts().is_some()), "{}", own);
     }
 }
