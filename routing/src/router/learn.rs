@@ -29,7 +29,8 @@ impl<H: Host> Router<H> {
         if let Some(left) = ticket.chosen.as_ref().filter(|_| moved) {
             left.note(&self.host, true);
         }
-        if let Some(replica) = &replica {
+        // What the client pinned says nothing good of a replica: one answer forgives every failure before it.
+        if let Some(replica) = replica.as_ref().filter(|_| failed || ticket.planned != Outcome::Pinned) {
             replica.note(&self.host, failed);
         }
         let mut served = Served { outcome, replica, moved };
