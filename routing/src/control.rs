@@ -12,7 +12,7 @@ use crate::journal;
 use crate::metric::{ErrorKind, Metric, PromptPart};
 use crate::outcome::Outcome;
 use crate::policy::Terms;
-use crate::pool::{Registry, define_prompts, in_flight, snapshot_key};
+use crate::pool::{Registry, Replica, define_prompts, in_flight, part, ranks, snapshot_key};
 use crate::replica::ReplicaName;
 use crate::router::seconds;
 use crate::shared::Shared;
@@ -255,15 +255,38 @@ impl<H: Host> Control<H> {
         let has_peers = report.replicas.iter().any(|replica| replica.peers != Peers::default());
         let mut snapshot = Snapshot { received_ms: host.now_ms(), clock_ahead_ms, has_peers, texts, replicas };
         let mut answers = Vec::with_capacity(report.replicas.len());
+        let ranks = ranks(report.replicas.iter().map(|reported| &reported.replica));
+        let mut endpoints: Vec<ReplicaAnswer> = Vec::new();
         for reported in &report.replicas {
             let replica = pool.registry.replica(host, &report.cluster, &reported.replica)?;
+            let endpoint = match reported.replica.rank {
+                Some(_) => Some(pool.registry.replica(host, &report.cluster, &ReplicaName::endpoint(reported.replica.address))?),
+                None => None,
+            };
+            let at_endpoint = endpoint.as_ref().map_or(Ok(0), |endpoint| in_flight(host, endpoint.in_flight))?;
             let in_flight = in_flight(host, replica.in_flight)?;
             let ended = replica.requests.total(host, &report.cluster)?;
             let [ended_last, ended_before] = before.get(&reported.replica).map_or([ended; 2], |figures| figures.ended);
             let own = in_flight.saturating_add(ended.saturating_sub(ended_before));
-            let figures = figures(reported, own, [ended, ended_last]);
+            let ranks = ranks.get(&reported.replica.address).copied().unwrap_or(1);
+            // The other Envoys find in the engine's figures what was sent without a rank, so a rank's answer is without it.
+            let figures = figures(reported, own.saturating_add(part(at_endpoint, ranks)), [ended, ended_last]);
             snapshot.replicas.push((reported.replica, figures));
-            let count = |outcome| replica.requests.value(host, &report.cluster, outcome);
+            if let Some(endpoint) = endpoint.filter(|endpoint| endpoints.iter().all(|known| known.replica != endpoint.name)) {
+                endpoints.push(ReplicaAnswer {
+                    replica: endpoint.name,
+                    in_flight: at_endpoint,
+                    own: at_endpoint,
+                    spill_threshold: terms.threshold(&figures),
+                    spill_margin: Some(terms.margin(&figures)),
+                    held_conversations: None,
+                    recent_conversations: None,
+                    recent_context_bytes: None,
+                    active_conversations: None,
+                    active_context_tokens: None,
+                    requests: counts(host, &report.cluster, &endpoint)?,
+                });
+            }
             answers.push(ReplicaAnswer {
                 replica: reported.replica,
                 in_flight,
@@ -275,15 +298,7 @@ impl<H: Host> Control<H> {
                 recent_context_bytes: Some(host.value(replica.recent_context)?),
                 active_conversations: None,
                 active_context_tokens: None,
-                requests: OutcomeCounts {
-                    sticky: count(Outcome::Sticky)?,
-                    placed: count(Outcome::Placed)?,
-                    spilled: count(Outcome::Spilled)?,
-                    pinned: count(Outcome::Pinned)?,
-                    unkeyed: count(Outcome::Unkeyed)?,
-                    rehomed: count(Outcome::Rehomed)?,
-                    passed: count(Outcome::Passed)?,
-                },
+                requests: counts(host, &report.cluster, &replica)?,
             });
         }
         if taken.is_some() {
@@ -294,6 +309,7 @@ impl<H: Host> Control<H> {
             true => Some(occupancy(host, &report.cluster)?.tell(host.now_ms(), &mut answers)),
             false => None,
         };
+        answers.extend(endpoints);
         let [prompt_bytes, repeated_bytes, first_turns] = pool.prompts;
         Ok(PoolAnswer {
             cluster: report.cluster.clone(),
@@ -329,6 +345,20 @@ impl<H: Host> Control<H> {
         self.errors.insert(kind, counter);
         Ok(counter)
     }
+}
+
+/// Requests by outcome, of a replica or of an endpoint.
+fn counts(host: &impl Host, cluster: &str, replica: &Replica) -> Result<OutcomeCounts, HostError> {
+    let count = |outcome| replica.requests.value(host, cluster, outcome);
+    Ok(OutcomeCounts {
+        sticky: count(Outcome::Sticky)?,
+        placed: count(Outcome::Placed)?,
+        spilled: count(Outcome::Spilled)?,
+        pinned: count(Outcome::Pinned)?,
+        unkeyed: count(Outcome::Unkeyed)?,
+        rehomed: count(Outcome::Rehomed)?,
+        passed: count(Outcome::Passed)?,
+    })
 }
 
 /// What is stored of one replica.

@@ -105,7 +105,7 @@ impl<H: Host> Router<H> {
             return None;
         }
         let seed = request.conversation.map_or(self.now_ms, |conversation| conversation.digest.0 as u64);
-        let fits = |member: &&Member| pool.is_ready(member) && member.replica.penalty(self.now_ms) == 0;
+        let fits = |member: &&Member| pool.is_ready(member) && member.penalty(self.now_ms) == 0;
         let drawn = pool.members.iter().filter(fits).map(|m| (mixed(seed ^ m.replica.id.0), m.replica.id));
         // The two that draw least, in one pass: placing is work for every replica already.
         let (mut least, mut count) = ([(u64::MAX, ReplicaId(0)); 2], 0_usize);
@@ -215,7 +215,7 @@ impl<H: Host> Router<H> {
 
     fn load(&self, pool: &Pool, member: &Member) -> Result<u32, HostError> {
         let load = pool.load(&self.host, member, self.now_ms, self.settings.snapshot_max_age_ms)?;
-        Ok(load.saturating_add(member.replica.penalty(self.now_ms)))
+        Ok(load.saturating_add(member.penalty(self.now_ms)))
     }
 
     /// Where a retry may go: the least loaded of a few ready replicas at other addresses. A rank is sent once for every attempt,
