@@ -102,16 +102,14 @@ impl HeaderNames {
 
     /// Reads every header once; names are in lower case, as Envoy keeps them.
     pub(super) fn find<'a>(&self, headers: impl Iterator<Item = (&'a [u8], &'a [u8])>) -> Option<Named<'a>> {
-        let mut operator: Option<(usize, Value<'a>)> = None;
+        // Without names of the operator's this allocates nothing.
+        let mut operator = vec![Value::Missing; self.operator.len()];
         let mut known = [Value::Missing; KNOWN.len()];
         let mut related = [Value::Missing; RELATED.len()];
         for (name, value) in headers {
-            if let Some(rank) = self.operator.iter().position(|own| own.as_bytes() == name) {
-                match &mut operator {
-                    Some((best, seen)) if *best == rank => seen.add(value),
-                    Some((best, _)) if *best < rank => {}
-                    _ => operator = as_id(value).map(|_| (rank, Value::One(value))).or(operator),
-                }
+            let own = self.operator.iter().zip(&mut operator).find(|(own, _)| own.as_bytes() == name);
+            if let Some((_, slot)) = own {
+                slot.add(value);
             }
             let known = KNOWN.iter().position(|known| known.id.as_bytes() == name).and_then(|rank| known.get_mut(rank));
             let slot = known.or_else(|| {
@@ -122,9 +120,8 @@ impl HeaderNames {
                 slot.add(value);
             }
         }
-        if let Some((rank, value)) = operator
-            && let (Some(id), Some(name)) = (value.id(), self.operator.get(rank))
-        {
+        let own = self.operator.iter().zip(&operator).find_map(|(name, value)| Some((name, value.id()?)));
+        if let Some((name, id)) = own {
             return Some(Named { source: Source::Operator(Rc::clone(name)), id, agent: None, parent: None });
         }
         let (rank, id) = known.iter().enumerate().find_map(|(rank, value)| Some((rank, value.id()?)))?;
