@@ -2,14 +2,15 @@
 
 use core::fmt;
 
+use hashbrown::hash_map::Entry;
 use hashbrown::{HashMap, HashSet};
 
 use crate::admission::{Texts, occupancy};
 use crate::binding::{Binding, Bindings};
 use crate::codec::{Reader, Writer};
-use crate::host::{Expected, Host, HostError, MetricId};
+use crate::host::{Expected, Host, HostError, MetricId, TRIES};
 use crate::journal;
-use crate::metric::{ErrorKind, Metric, PromptPart};
+use crate::metric::{ErrorKind, Errors, Metric, PromptPart};
 use crate::outcome::Outcome;
 use crate::policy::Terms;
 use crate::pool::{Registry, Replica, define_prompts, in_flight, part, ranks, snapshot_key};
@@ -38,7 +39,6 @@ const POSITION_KEY: &str = "homing/sync";
 const POSITION_LAYOUT: u8 = 2;
 const READY_KEY: &str = "homing/ready";
 const READY_LAYOUT: u8 = 1;
-const TRIES: usize = 3;
 
 /// Why an exchange was refused. Nothing was changed.
 #[derive(Clone, Debug, PartialEq)]
@@ -95,7 +95,7 @@ impl From<HostError> for SyncError {
 pub struct Control<H: Host> {
     host: H,
     pools: HashMap<String, KnownPool>,
-    errors: HashMap<ErrorKind, MetricId>,
+    errors: Errors,
 }
 
 #[derive(Debug)]
@@ -108,7 +108,7 @@ struct KnownPool {
 impl<H: Host> Control<H> {
     /// A control role on this host.
     pub fn new(host: H) -> Self {
-        Self { host, pools: HashMap::new(), errors: HashMap::new() }
+        Self { host, pools: HashMap::new(), errors: Errors::default() }
     }
 
     /// Takes one snapshot and answers it.
@@ -220,8 +220,7 @@ impl<H: Host> Control<H> {
         let mut told: Vec<_> = bindings.0.iter().map(|binding| clock.to_local(*binding)).collect();
         let lost = shared.table().merge(&self.host, &mut told, clock.now_s())?;
         if lost > 0 {
-            let counter = self.counter(ErrorKind::BindingDropped)?;
-            self.host.add(counter, i64::try_from(lost).unwrap_or(i64::MAX))?;
+            self.errors.count(&self.host, ErrorKind::BindingDropped, lost as u64)?;
         }
         Ok(())
     }
@@ -229,15 +228,12 @@ impl<H: Host> Control<H> {
     /// Answers for one pool; with a clock, takes what is reported of it too.
     fn take(&mut self, report: &PoolReport, terms: Terms, taken: Option<Clock>) -> Result<PoolAnswer, HostError> {
         let Self { host, pools, .. } = self;
-        if !pools.contains_key(&report.cluster) {
-            let version = host.define(&Metric::SnapshotVersion { pool: &report.cluster })?;
-            pools.insert(
-                report.cluster.clone(),
-                KnownPool { version, prompts: define_prompts(host, &report.cluster)?, registry: Registry::default() },
-            );
-        }
-        let Some(pool) = pools.get_mut(&report.cluster) else {
-            return Err(HostError { call: "pool", status: 0 });
+        let pool = match pools.entry(report.cluster.clone()) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(new) => {
+                let version = host.define(&Metric::SnapshotVersion { pool: &report.cluster })?;
+                new.insert(KnownPool { version, prompts: define_prompts(host, &report.cluster)?, registry: Registry::default() })
+            }
         };
         let key = snapshot_key(&report.cluster);
         let before = host.read(&key)?.and_then(|stored| Snapshot::decode(&stored.bytes));
@@ -326,24 +322,14 @@ impl<H: Host> Control<H> {
     }
 
     fn bindings_dropped(&mut self) -> Result<u64, HostError> {
-        let dropped = self.counter(ErrorKind::BindingDropped)?;
+        let dropped = self.errors.counter(&self.host, ErrorKind::BindingDropped)?;
         self.host.value(dropped)
     }
 
     /// Counts an exchange that came to nothing.
     pub fn count_error(&mut self, kind: ErrorKind) {
         // Nothing is left to tell of a refused error count.
-        let _ = self.counter(kind).and_then(|counter| self.host.add(counter, 1));
-    }
-
-    /// An error's counter, defined once: the host keeps every definition.
-    fn counter(&mut self, kind: ErrorKind) -> Result<MetricId, HostError> {
-        if let Some(known) = self.errors.get(&kind) {
-            return Ok(*known);
-        }
-        let counter = self.host.define(&Metric::Errors { kind })?;
-        self.errors.insert(kind, counter);
-        Ok(counter)
+        let _ = self.errors.count(&self.host, kind, 1);
     }
 }
 

@@ -472,12 +472,6 @@ impl Pool {
         now_ms.saturating_add_signed(self.clock_ahead_ms)
     }
 
-    /// Whether a replica's cache has room for a new conversation beside the context it holds of late; a cache of unknown size has.
-    pub(crate) fn has_room(&self, member: &Member, held_kib: u32, bytes: u32) -> bool {
-        let held = self.texts.tokens(held_kib.saturating_mul(1024).saturating_add(bytes));
-        member.figures.cache_tokens == 0 || u64::from(held) <= member.figures.cache_tokens
-    }
-
     /// A replica's load in requests: what others have there, as far as its figures are not older than `max_age_ms`, and what
     /// this Envoy has in flight there now, with a rank's part of what its endpoint has.
     pub(crate) fn load(&self, host: &impl Host, member: &Member, now_ms: u64, max_age_ms: u64) -> Result<u32, HostError> {

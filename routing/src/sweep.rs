@@ -3,11 +3,11 @@
 use hashbrown::HashMap;
 
 use crate::codec::{Reader, Writer};
-use crate::host::{Expected, Host, HostError};
+use crate::host::{Expected, Host, HostError, TRIES};
 use crate::ledger::Ledger;
 use crate::pool::Pool;
 use crate::replica::ReplicaId;
-use crate::router::{Router, TRIES, seconds};
+use crate::router::{Router, seconds};
 use crate::since;
 
 /// How often the table is walked.

@@ -2,9 +2,9 @@
 
 use std::rc::Rc;
 
+use super::Router;
 use super::ticket::{Served, Ticket};
-use super::{Router, TRIES};
-use crate::host::{Host, HostError};
+use crate::host::{Host, HostError, TRIES};
 use crate::metric::ErrorKind;
 use crate::outcome::Outcome;
 use crate::pool::{Member, Replica};
