@@ -139,9 +139,6 @@ struct SimulateArgs {
     /// Turns in a row away after which a conversation moves.
     #[arg(long, default_value_t = HomingOptions::default().turns_away)]
     turns_away: u8,
-    /// How much higher a replica's load may be for a new session to go there since its context fits there and not elsewhere.
-    #[arg(long, default_value_t = HomingOptions::default().fit_margin)]
-    fit_margin: u32,
     /// Homing admits by working set.
     #[arg(long)]
     admission: bool,
@@ -198,7 +195,6 @@ fn simulate(args: &SimulateArgs) -> Result<()> {
                     threshold: limit(args.threshold),
                     margin: limit(args.margin),
                     turns_away: args.turns_away,
-                    fit_margin: args.fit_margin,
                     admission: args.admission.then(|| Admission {
                         turns: args.grant_turns,
                         max_wait_ms: 1000 * args.max_wait_s,
