@@ -52,7 +52,8 @@ pub(super) async fn killed(tools: &Tools) -> Result<Row> {
 
 pub(super) async fn frozen(tools: &Tools) -> Result<Row> {
     let mut trial = Trial::start(tools, &without_spilling()).await?;
-    let freeze = async |trial: &Trial, frozen| trial.fleet.collectors[0].process.as_ref().context("a collector")?.freeze(frozen).await;
+    let freeze =
+        async |trial: &Trial, frozen| trial.fleet.collectors[0].process.as_ref().context("a collector")?.freeze(frozen).await;
     trial.begin();
     freeze(&trial, true).await?;
     sleep(LASTS).await;
