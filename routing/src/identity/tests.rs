@@ -275,7 +275,7 @@ proptest! {
     fn any_content_encoding_but_none_hides_the_body(encoding in mutated([&b"gzip"[..], b"identity", b" ", b"zstd, identity"])) {
         let text = encoding.text();
         let is_plain = text.trim_matches(|c: char| c.is_ascii_whitespace()).is_empty()
-            || text.trim_matches(|c: char| c.is_ascii_whitespace()).to_ascii_lowercase() == "identity";
+            || text.trim_matches(|c: char| c.is_ascii_whitespace()).eq_ignore_ascii_case("identity");
         prop_assert_eq!(needs_body(Some(&encoding)), is_plain);
     }
 
