@@ -35,6 +35,7 @@ pub(super) async fn trapped(tools: &Tools) -> Result<Row> {
     trial.begin();
     // The worker that traps may cut the connection.
     let _ = Client::new().get(url).header("x-homing-test-trap", "1").send().await;
+    eventually("another VM", async || Ok(stat(&trial, "wasm.homing.vm_reload_success").await? > 0)).await?;
     trial.end();
     trial.judge(Culprit::Worker, Recovery::AnsweredSinceBegin).await
 }

@@ -180,7 +180,7 @@ impl Trial {
     }
 
     /// Lets the load go on for a while, ends it, and compares what came of it with what must have.
-    pub(super) async fn judge(self, culprit: Culprit, recovery: Recovery) -> Result<Row> {
+    pub(super) async fn judge(mut self, culprit: Culprit, recovery: Recovery) -> Result<Row> {
         let (began, ended) = (self.began.context("the fault has begun")?, self.ended.context("the fault has ended")?);
         sleep(AFTER).await;
         let load_end = Instant::now();
@@ -223,6 +223,13 @@ impl Trial {
             wrong.push(format!("not over {took:.1?} later"));
         }
         wrong.extend(counters(&self.fleet, &turns, self.recount, &self.errors, carried.len()).await?);
+        for kind in &self.errors {
+            let mut count = 0;
+            for proxy in &self.fleet.proxies {
+                count += Statistics::read(proxy.admin()?).await?.sum("homing_errors_total", &[&format!("kind=\"{kind}\"")]);
+            }
+            self.notes.push(format!("`homing_errors_total{{kind=\"{kind}\"}}` {count}"));
+        }
         Ok(Row {
             requests: turns.len(),
             carried: carried.len(),
