@@ -10,6 +10,7 @@ pub mod demo;
 pub mod dist;
 pub mod envoy;
 pub mod fleet;
+pub mod fuzz;
 pub mod load;
 pub mod manifests;
 pub mod process;

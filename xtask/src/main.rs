@@ -27,8 +27,8 @@ enum Command {
     Manifests,
     /// Build what is shipped: the module, the binaries and an OCI image of the module, into target/dist.
     Dist,
-    /// Try every reader of foreign bytes with millions of inputs.
-    Fuzz(xtask::tests::FuzzOptions),
+    /// Try every reader of foreign bytes with damaged inputs for some minutes.
+    Fuzz(xtask::fuzz::FuzzOptions),
 }
 
 fn main() -> Result<()> {
@@ -40,7 +40,7 @@ fn main() -> Result<()> {
         Command::Screenshots => xtask::tests::screenshots(),
         Command::Manifests => xtask::manifests::check(),
         Command::Dist => xtask::dist::dist(),
-        Command::Fuzz(options) => xtask::tests::fuzz(&options),
+        Command::Fuzz(options) => xtask::fuzz::fuzz(&options),
         Command::Test(options) => runtime.block_on(xtask::tests::test(&options)),
         Command::Bench(command) => runtime.block_on(xtask::bench::bench(command)),
     }
