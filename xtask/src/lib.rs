@@ -13,6 +13,7 @@ pub mod deny;
 pub mod dist;
 pub mod envoy;
 pub mod fleet;
+pub mod fuzz;
 pub mod load;
 pub mod manifests;
 pub mod memory;

@@ -29,8 +29,8 @@ enum Command {
     Dist,
     /// Check the dependencies' licences and sources; with `--advisories`, known holes too.
     Deny(xtask::deny::DenyOptions),
-    /// Try every reader of foreign bytes with millions of inputs.
-    Fuzz(xtask::tests::FuzzOptions),
+    /// Try every reader of foreign bytes with damaged inputs for some minutes.
+    Fuzz(xtask::fuzz::FuzzOptions),
 }
 
 fn main() -> Result<()> {
@@ -43,7 +43,7 @@ fn main() -> Result<()> {
         Command::Manifests => xtask::manifests::check(),
         Command::Deny(options) => xtask::deny::deny(&options),
         Command::Dist => xtask::dist::dist(),
-        Command::Fuzz(options) => xtask::tests::fuzz(&options),
+        Command::Fuzz(options) => xtask::fuzz::fuzz(&options),
         Command::Test(options) => runtime.block_on(xtask::tests::test(&options)),
         Command::Bench(command) => runtime.block_on(xtask::bench::bench(command)),
     }

@@ -134,25 +134,6 @@ fn format_and_lints() -> Result<()> {
     run(cargo().args(["clippy", "--quiet", "--package", "homing-filter", "--target", "wasm32-wasip1", "--", "--deny", "warnings"]))
 }
 
-/// How much to try.
-#[derive(Debug, Args)]
-pub struct FuzzOptions {
-    /// Inputs for each property.
-    #[arg(long, default_value_t = 1_000_000)]
-    cases: u64,
-}
-
-/// Tries every property that must hold for any bytes, from many more inputs than the tests take.
-///
-/// # Errors
-/// If an input breaks one; the message has the smallest such input.
-pub fn fuzz(options: &FuzzOptions) -> Result<()> {
-    // By convention these properties have `any_` in their names.
-    let packages = ["--package", "homing-routing", "--package", "homing-filter", "--package", "homing-collector"];
-    say(&format!("{} inputs for each property", options.cases));
-    run(cargo().args(["test", "--release"]).args(packages).args(["--lib", "any_"]).env("PROPTEST_CASES", options.cases.to_string()))
-}
-
 /// Takes pictures of the console under load.
 ///
 /// # Errors
