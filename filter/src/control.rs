@@ -7,11 +7,10 @@ use std::rc::Rc;
 use homing_routing::control::{Control, SyncError};
 use homing_routing::metric::ErrorKind;
 use homing_routing::sync::{MAX_SYNC_BYTES, READY_PATH, SYNC_PATH};
-use proxy_wasm::traits::{Context, HttpContext};
-use proxy_wasm::types::Action;
 use serde::Serialize;
 
 use crate::envoy::{Envoy, Map};
+use crate::module::{Action, Stream};
 
 /// What the streams of one control listener share on one thread.
 pub(crate) struct ControlPlane {
@@ -109,10 +108,8 @@ impl ControlStream {
     }
 }
 
-impl Context for ControlStream {}
-
-impl HttpContext for ControlStream {
-    fn on_http_request_headers(&mut self, _count: usize, end_of_stream: bool) -> Action {
+impl Stream for ControlStream {
+    fn on_request_headers(&mut self, end_of_stream: bool) -> Action {
         let path = Envoy.header(Map::Request, ":path").ok().flatten().unwrap_or_default();
         let path = path.split(|byte| *byte == b'?').next();
         let method = Envoy.header(Map::Request, ":method").ok().flatten();
@@ -134,7 +131,7 @@ impl HttpContext for ControlStream {
         Action::Pause
     }
 
-    fn on_http_request_body(&mut self, size: usize, end_of_stream: bool) -> Action {
+    fn on_request_body(&mut self, size: usize, end_of_stream: bool) -> Action {
         if self.answered {
             return Action::Pause;
         }
@@ -145,7 +142,7 @@ impl HttpContext for ControlStream {
         if end_of_stream { self.exchange() } else { Action::Pause }
     }
 
-    fn on_http_request_trailers(&mut self, _count: usize) -> Action {
+    fn on_request_trailers(&mut self) -> Action {
         if self.answered { Action::Pause } else { self.exchange() }
     }
 }

@@ -1,7 +1,7 @@
 //! Host calls to Envoy that return their errors.
 //!
 //! The SDK's wrappers panic on any status they do not expect, which kills the VM and every stream on its worker, and some of
-//! those statuses a client can cause. So the imports the filter uses are declared here again, after the proxy-wasm ABI 0.2.1.
+//! those statuses a client can cause. So the imports the filter uses are declared here, after the proxy-wasm ABI 0.2.1.
 
 use core::ptr::{null, null_mut};
 
@@ -27,8 +27,17 @@ pub(crate) enum Map {
     Response = 2,
 }
 
+/// How much a message in Envoy's log matters.
+#[derive(Clone, Copy, Debug)]
+#[repr(u32)]
+pub(crate) enum LogLevel {
+    Info = 2,
+    Error = 4,
+}
+
 #[link(wasm_import_module = "env")]
 unsafe extern "C" {
+    fn proxy_log(level: u32, message: *const u8, size: usize) -> u32;
     fn proxy_get_current_time_nanoseconds(time: *mut u64) -> u32;
     fn proxy_set_tick_period_milliseconds(period: u32) -> u32;
     fn proxy_set_effective_context(context: u32) -> u32;
@@ -139,6 +148,12 @@ impl Host for Envoy {
 }
 
 impl Envoy {
+    /// Writes a line into Envoy's log.
+    pub(crate) fn log(self, level: LogLevel, message: &str) {
+        // SAFETY: the message outlives the call. Nothing is left to tell of a refused one.
+        let _ = unsafe { proxy_log(level as u32, message.as_ptr(), message.len()) };
+    }
+
     /// The plugin's configuration.
     pub(crate) fn configuration(self) -> Result<Vec<u8>, HostError> {
         let bytes = buffer("get_buffer_bytes", |data, size| {

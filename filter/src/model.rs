@@ -8,11 +8,10 @@ use std::rc::Rc;
 use homing_routing::host::{Host, HostError, MetricId};
 use homing_routing::identity::model;
 use homing_routing::metric::{ErrorKind, Metric};
-use proxy_wasm::traits::{Context, HttpContext};
-use proxy_wasm::types::Action;
 
 use crate::config::ModelConfig;
 use crate::envoy::{Envoy, Map};
+use crate::module::{Action, Stream};
 use crate::route::is_readable;
 
 /// What the streams of one listener share on one thread.
@@ -62,10 +61,8 @@ impl ModelStream {
     }
 }
 
-impl Context for ModelStream {}
-
-impl HttpContext for ModelStream {
-    fn on_http_request_headers(&mut self, _count: usize, end_of_stream: bool) -> Action {
+impl Stream for ModelStream {
+    fn on_request_headers(&mut self, end_of_stream: bool) -> Action {
         let Ok(headers) = Envoy.request_headers() else {
             count(self.models.refused);
             return Action::Continue;
@@ -84,7 +81,7 @@ impl HttpContext for ModelStream {
         Action::Pause
     }
 
-    fn on_http_request_body(&mut self, size: usize, end_of_stream: bool) -> Action {
+    fn on_request_body(&mut self, size: usize, end_of_stream: bool) -> Action {
         let Some(waits) = &mut self.waits else { return Action::Continue };
         *waits = size;
         if size > self.models.config.max_body_bytes {
@@ -95,7 +92,7 @@ impl HttpContext for ModelStream {
         if end_of_stream { self.name() } else { Action::Pause }
     }
 
-    fn on_http_request_trailers(&mut self, _count: usize) -> Action {
+    fn on_request_trailers(&mut self) -> Action {
         self.name()
     }
 }

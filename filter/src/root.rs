@@ -1,26 +1,20 @@
-//! Where Envoy enters the module: configuration, ticks and new streams.
+//! One configured instance of the filter on one thread: its configuration, its ticks and its streams.
 
 use core::cell::RefCell;
 use std::rc::Rc;
 
 use homing_routing::control::Control;
 use homing_routing::router::Router;
-use proxy_wasm::traits::{Context, HttpContext, RootContext};
-use proxy_wasm::types::{ContextType, LogLevel};
 
 use crate::config::{self, Role};
 use crate::control::{ControlPlane, ControlStream};
-use crate::envoy::Envoy;
+use crate::envoy::{Envoy, LogLevel};
 use crate::model::{ModelStream, Models};
+use crate::module::Stream;
 use crate::route::{Line, RouteStream, Routes, TICK_MS};
 
-proxy_wasm::main! {{
-    proxy_wasm::set_log_level(LogLevel::Info);
-    proxy_wasm::set_root_context(|context| Box::new(Root { context, role: Configured::No }));
-}}
-
 /// One configured instance of the filter on one thread.
-struct Root {
+pub(crate) struct Root {
     /// Envoy's number for it.
     context: u32,
     role: Configured,
@@ -33,45 +27,39 @@ enum Configured {
     Model(Rc<Models>),
 }
 
-/// A stream that arrived before a valid configuration; Envoy sends none.
-struct PassStream;
+impl Root {
+    pub(crate) fn new(context: u32) -> Self {
+        Self { context, role: Configured::No }
+    }
 
-impl Context for PassStream {}
-impl HttpContext for PassStream {}
-
-impl Context for Root {}
-
-impl RootContext for Root {
-    fn on_configure(&mut self, _size: usize) -> bool {
+    /// Reads the configuration; says whether it is valid.
+    pub(crate) fn on_configure(&mut self) -> bool {
         match configured(self.context) {
             Ok(role) => {
                 self.role = role;
                 true
             }
             Err(error) => {
-                log::error!("homing: {error}");
+                Envoy.log(LogLevel::Error, &format!("homing: {error}"));
                 false
             }
         }
     }
 
-    fn on_tick(&mut self) {
+    pub(crate) fn on_tick(&self) {
         if let Configured::Route(routes) = &self.role {
             routes.tick();
         }
     }
 
-    fn create_http_context(&self, context: u32) -> Option<Box<dyn HttpContext>> {
+    /// A new stream. `None` before there is a valid configuration, when Envoy sends none.
+    pub(crate) fn stream(&self, context: u32) -> Option<Box<dyn Stream>> {
         Some(match &self.role {
-            Configured::No => Box::new(PassStream),
+            Configured::No => return None,
             Configured::Route(routes) => Box::new(RouteStream::new(Rc::clone(routes), context)),
             Configured::Control(plane) => Box::new(ControlStream::new(Rc::clone(plane))),
             Configured::Model(models) => Box::new(ModelStream::new(Rc::clone(models))),
         })
-    }
-
-    fn get_type(&self) -> Option<ContextType> {
-        Some(ContextType::HttpContext)
     }
 }
 
@@ -83,7 +71,8 @@ fn configured(context: u32) -> Result<Configured, Box<dyn core::error::Error>> {
             let router = Router::new(Envoy, config.settings, config.policies)?;
             let table_kib = router.table().bytes() / 1024;
             Envoy.set_tick_period(TICK_MS)?;
-            log::info!("homing {version}: routes {}; affinity table of {table_kib} KiB", pools.join(", "));
+            let pools = pools.join(", ");
+            Envoy.log(LogLevel::Info, &format!("homing {version}: routes {pools}; affinity table of {table_kib} KiB"));
             Ok(Configured::Route(Rc::new(Routes {
                 router: RefCell::new(router),
                 debug_headers: config.debug_headers,
@@ -94,11 +83,12 @@ fn configured(context: u32) -> Result<Configured, Box<dyn core::error::Error>> {
             })))
         }
         Role::Model(config) => {
-            log::info!("homing {version}: copies the model of a body into {}", config.header);
+            Envoy.log(LogLevel::Info, &format!("homing {version}: copies the model of a body into {}", config.header));
             Ok(Configured::Model(Rc::new(Models::new(config)?)))
         }
         Role::Control(config) => {
-            log::info!("homing {version}: takes snapshots{}", if config.token.is_empty() { " without a token" } else { "" });
+            let how = if config.token.is_empty() { " without a token" } else { "" };
+            Envoy.log(LogLevel::Info, &format!("homing {version}: takes snapshots{how}"));
             Ok(Configured::Control(Rc::new(ControlPlane { control: RefCell::new(Control::new(Envoy)), token: config.token })))
         }
     }

@@ -13,10 +13,9 @@ use homing_routing::host::Host;
 use homing_routing::identity::Conversation;
 use homing_routing::metric::ErrorKind;
 use homing_routing::router::{Router, Ticket, Verdict};
-use proxy_wasm::traits::{Context, HttpContext};
-use proxy_wasm::types::Action;
 
 use crate::envoy::Envoy;
+use crate::module::{Action, Stream};
 use answer::{add_debug_headers, learn};
 use head::Head;
 pub(crate) use head::is_readable;
@@ -175,10 +174,8 @@ impl RouteStream {
     }
 }
 
-impl Context for RouteStream {}
-
-impl HttpContext for RouteStream {
-    fn on_http_request_headers(&mut self, _count: usize, end_of_stream: bool) -> Action {
+impl Stream for RouteStream {
+    fn on_request_headers(&mut self, end_of_stream: bool) -> Action {
         self.routes.serves.set(true);
         let Ok(Some(cluster)) = Envoy.property(CLUSTER_NAME) else { return Action::Continue };
         let Ok(headers) = Envoy.request_headers() else { return Action::Continue };
@@ -212,7 +209,7 @@ impl HttpContext for RouteStream {
         self.decide(head, named.or(also), false)
     }
 
-    fn on_http_request_body(&mut self, size: usize, end_of_stream: bool) -> Action {
+    fn on_request_body(&mut self, size: usize, end_of_stream: bool) -> Action {
         self.catch_up();
         match &mut self.state {
             State::Reading { buffered, .. } => {
@@ -224,12 +221,12 @@ impl HttpContext for RouteStream {
         }
     }
 
-    fn on_http_request_trailers(&mut self, _count: usize) -> Action {
+    fn on_request_trailers(&mut self) -> Action {
         self.catch_up();
         self.decide_with_body()
     }
 
-    fn on_http_response_headers(&mut self, _count: usize, _end_of_stream: bool) -> Action {
+    fn on_response_headers(&mut self) {
         self.catch_up();
         if let State::Routed(ticket) = &mut self.state {
             learn(&self.routes, ticket);
@@ -239,10 +236,9 @@ impl HttpContext for RouteStream {
         {
             add_debug_headers(self, ticket);
         }
-        Action::Continue
     }
 
-    fn on_log(&mut self) {
+    fn on_end(&mut self) {
         self.catch_up();
         let Ok(mut router) = self.routes.router.try_borrow_mut() else { return };
         match core::mem::replace(&mut self.state, State::Idle) {

@@ -8,12 +8,12 @@ use homing_routing::host::Host;
 use homing_routing::identity::Conversation;
 use homing_routing::metric::ErrorKind;
 use homing_routing::router::{Held, Router, Verdict};
-use proxy_wasm::types::Action;
 
 use super::State;
 use super::head::Head;
 use super::verdict::carry_out;
 use crate::envoy::Envoy;
+use crate::module::Action;
 
 /// How often a thread ticks while it has requests in line: what a request waits at most from the moment its place is free.
 const HELD_TICK_MS: u32 = 10;

@@ -4,12 +4,12 @@ use homing_routing::host::HostError;
 use homing_routing::metric::ErrorKind;
 use homing_routing::outcome::Outcome;
 use homing_routing::router::{Held, Router, Ticket, Verdict};
-use proxy_wasm::types::Action;
 
 use super::State;
 use super::head::Head;
 use super::refusal::{Refusal, body};
 use crate::envoy::{Envoy, Map};
+use crate::module::Action;
 
 /// Carries the chosen addresses to `header_to_metadata`, which removes it.
 const TARGETS: &str = "x-homing-targets";

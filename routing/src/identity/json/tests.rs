@@ -182,11 +182,24 @@ proptest! {
         agrees(format!("{{\"x\":[{scalar} , {scalar}]}}").as_bytes())?;
     }
 
+    /// Runs of backslashes of every length, across the borders of blocks too.
     #[test]
-    fn the_next_quote_or_backslash_is_found(text in prop::collection::vec(prop_oneof![
-        20 => prop::sample::select(b"\x21\x23\x5b\x5d\xa2\xdc\x00\xff".to_vec()), 1 => prop::sample::select(b"\"\\".to_vec()),
-    ], 0..60)) {
-        prop_assert_eq!(string_break(&text), text.iter().position(|byte| matches!(byte, b'"' | b'\\')));
+    fn a_string_ends_at_its_first_quote_that_is_not_escaped(text in prop::collection::vec(prop_oneof![
+        20 => prop::collection::vec(prop::sample::select(b"\x21\x23\x5b\x5d\xa2\xdc\x00\xff".to_vec()), 1..20),
+        10 => (1_usize..140).prop_map(|length| vec![b'\\'; length]),
+        1 => Just(vec![b'"']),
+    ], 0..24)) {
+        let text = text.concat();
+        let mut bytes = text.iter().zip(1..);
+        let mut end = None;
+        while let Some((byte, behind)) = bytes.next() {
+            match byte {
+                b'"' => end = end.or(Some(behind)),
+                b'\\' => drop(bytes.next()),
+                _ => {}
+            }
+        }
+        prop_assert_eq!(string_end(&text), end);
     }
 
     #[test]
