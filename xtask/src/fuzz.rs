@@ -139,7 +139,9 @@ impl Property {
 fn properties() -> Result<Vec<Property>> {
     let mut build = cargo();
     build.args(["test", "--lib", "--no-run", "--message-format", "json-render-diagnostics"]).current_dir(root());
-    PACKAGES.iter().for_each(|package| drop(build.args(["--package", package])));
+    for package in PACKAGES {
+        build.args(["--package", package]);
+    }
     let built = build.stderr(Stdio::inherit()).output().with_context(|| format!("starting {build:?}"))?;
     ensure!(built.status.success(), "the tests do not build");
     let lines = built.stdout.split(|byte| *byte == b'\n');
