@@ -91,3 +91,13 @@ async fn a_wrong_filter_configuration_is_refused_with_the_keys_name() -> Result<
     }
     Ok(())
 }
+
+/// Envoy calls what a module exports, whether anything is done there or not: a response of a thousand pieces would be a thousand calls.
+#[test]
+fn the_filter_is_not_called_for_the_pieces_of_a_response() -> Result<()> {
+    let module = std::fs::read(&tools().filter)?;
+    let exports = |name: &str| module.windows(name.len()).any(|bytes| bytes == name.as_bytes());
+    assert!(exports("proxy_on_request_body") && exports("proxy_on_response_headers"));
+    assert!(!exports("proxy_on_response_body") && !exports("proxy_on_response_trailers"));
+    Ok(())
+}
