@@ -6,6 +6,7 @@ use clap::{Args, Parser, Subcommand};
 use homing_bench::balancer::BalancerKind;
 use homing_bench::engine::EngineConfig;
 use homing_bench::load::LoadArgs;
+use homing_bench::proxy::ext_proc::ExternalProcessor;
 use homing_bench::proxy::{self, Case, IdPlace, ProxyConfig, Subject, upstream};
 use homing_bench::replica::{Replica, ReplicaConfig, Version};
 use homing_bench::report::ReportArgs;
@@ -39,6 +40,7 @@ enum Command {
     Workload(WorkloadFileArgs),
     Proxy(ProxyArgs),
     Upstreams(UpstreamsArgs),
+    ExtProc(ExtProcArgs),
 }
 
 /// A stand-in for a vLLM replica: a model of the engine behind vLLM's HTTP endpoints and metrics.
@@ -137,9 +139,6 @@ struct SimulateArgs {
     /// Turns in a row away after which a conversation moves.
     #[arg(long, default_value_t = HomingOptions::default().turns_away)]
     turns_away: u8,
-    /// How much higher a replica's load may be for a new session to go there since its context fits there and not elsewhere.
-    #[arg(long, default_value_t = HomingOptions::default().fit_margin)]
-    fit_margin: u32,
     /// Homing admits by working set.
     #[arg(long)]
     admission: bool,
@@ -196,7 +195,6 @@ fn simulate(args: &SimulateArgs) -> Result<()> {
                     threshold: limit(args.threshold),
                     margin: limit(args.margin),
                     turns_away: args.turns_away,
-                    fit_margin: args.fit_margin,
                     admission: args.admission.then(|| Admission {
                         turns: args.grant_turns,
                         max_wait_ms: 1000 * args.max_wait_s,
@@ -294,14 +292,22 @@ fn write_workload(args: &WorkloadFileArgs) -> Result<()> {
 /// A request is a chat request that names one of many conversations, in a header or at the end of its body alone.
 #[derive(Args)]
 struct ProxyArgs {
-    /// A listener of the proxy and its name; the first one is what the others are compared with.
+    /// A listener of the proxy and its name; the first one is what the others are compared with. Behind it, after commas: `keeps-homes`
+    /// fails the run if a conversation does not stay with its upstream; `header-only` leaves out requests that name their conversation
+    /// in the body; `helper=PID` adds the CPU time of another process.
     #[arg(long = "subject", value_name = "NAME=IP:PORT", required = true)]
     subjects: Vec<Subject>,
     /// Process id of the proxy, whose CPU time is measured.
     #[arg(long)]
     pid: u32,
+    /// The proxy's workers, to be named in the report.
+    #[arg(long, default_value_t = 1)]
+    workers: usize,
+    /// How many `homing-bench upstreams` are behind each listener.
+    #[arg(long, default_value_t = 4)]
+    upstreams: usize,
     /// Sizes of the requests' bodies in KB.
-    #[arg(long, value_delimiter = ',', default_value = "1,64,256")]
+    #[arg(long, value_delimiter = ',', default_value = "1,64,256,1024")]
     body_kb: Vec<usize>,
     /// How often each kind of request goes to each subject.
     #[arg(long, default_value_t = 7)]
@@ -334,6 +340,22 @@ struct UpstreamsArgs {
     ready_json: bool,
 }
 
+/// An external processor for Envoy: puts an upstream that it computes from a request's x-session-id into a header.
+///
+/// Envoy is to send it request headers alone.
+#[derive(Args)]
+struct ExtProcArgs {
+    /// Addresses to choose from.
+    #[arg(long, value_delimiter = ',', required = true, value_name = "IP:PORT,..")]
+    upstreams: Vec<SocketAddr>,
+    /// The header that carries the choice.
+    #[arg(long, default_value = "x-homing-targets")]
+    header: String,
+    /// Once listening, print one line of JSON, {"address":"127.0.0.1:PORT"}, instead of one for people.
+    #[arg(long)]
+    ready_json: bool,
+}
+
 fn balancer(name: &str) -> Result<BalancerKind> {
     match name {
         "vllm-0.26" => Ok(BalancerKind::Vllm026),
@@ -354,6 +376,7 @@ async fn main() -> Result<()> {
         Command::Workload(args) => write_workload(&args),
         Command::Proxy(args) => measure_proxy(args),
         Command::Upstreams(args) => upstreams(&args).await,
+        Command::ExtProc(args) => ext_proc(&args).await,
     }
 }
 
@@ -392,6 +415,17 @@ async fn replica(args: ReplicaArgs) -> Result<()> {
     Ok(())
 }
 
+async fn ext_proc(args: &ExtProcArgs) -> Result<()> {
+    let processor = ExternalProcessor::bind(&args.upstreams, &args.header)?;
+    let address = processor.address()?;
+    if args.ready_json {
+        say(&format!("{{\"address\":\"{address}\"}}"))?;
+    } else {
+        say(&format!("listening on {address}; Ctrl-C ends it"))?;
+    }
+    processor.serve().await
+}
+
 async fn load(args: &LoadArgs) -> Result<()> {
     let report = args.run().await?;
     if args.json { say(&serde_json::to_string(&report)?) } else { say(&report.to_string()) }
@@ -409,6 +443,8 @@ fn measure_proxy(args: ProxyArgs) -> Result<()> {
     let config = ProxyConfig {
         subjects: args.subjects,
         pid: args.pid,
+        workers: args.workers,
+        upstreams: args.upstreams,
         cases: args.body_kb.iter().flat_map(both).collect(),
         rounds: args.rounds,
         time: Duration::try_from_secs_f64(args.seconds).context("--seconds")?,

@@ -3,19 +3,21 @@
 use std::sync::Arc;
 
 use axum::extract::{FromRequestParts, Path, State};
-use axum::http::header::{AUTHORIZATION, CACHE_CONTROL, WWW_AUTHENTICATE};
+use axum::http::header::{AUTHORIZATION, CACHE_CONTROL};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode};
-use axum::response::{IntoResponse, Response};
+use axum::response::IntoResponse;
 use axum::routing::get;
 use axum::{Json, Router};
 use homing_routing::replica::ReplicaName;
 use serde::{Deserialize, Serialize};
 use subtle::ConstantTimeEq as _;
+use tokio::time::Instant;
 
 use crate::config::TokenSource;
 use crate::drain::DrainedBy;
 use crate::fleet::Fleet;
+use crate::http::Refusal;
 
 /// Whether a replica drains, as the API tells it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -24,13 +26,9 @@ pub struct DrainStatus {
     pub replica: ReplicaName,
     /// Who drains it; nobody if it is empty.
     pub drained_by: Vec<DrainedBy>,
-    /// Requests in flight there, as every Envoy last answered.
+    /// Requests in flight there, of the Envoys that are connected.
     pub in_flight: u64,
 }
-
-/// A request that was not done: `{"error": ...}`.
-#[derive(Debug)]
-struct Refusal(StatusCode, String);
 
 /// Proof that the caller may change something.
 struct MayChange;
@@ -82,14 +80,17 @@ fn known(fleet: &Fleet, name: ReplicaName) -> Result<(), Refusal> {
 // === impl DrainStatus ===
 
 impl DrainStatus {
-    fn of(fleet: &Fleet, name: ReplicaName) -> Self {
+    pub(crate) fn of(fleet: &Fleet, name: ReplicaName) -> Self {
         let matches = |other: ReplicaName| other == name || (name.rank.is_none() && other.address == name.address);
-        let envoys = fleet.envoys();
-        let in_flight = envoys.iter().fold(0_u64, |sum, envoy| {
+        let now = Instant::now();
+        let mut in_flight = 0_u64;
+        for envoy in fleet.envoys() {
             let exchanges = envoy.exchanges();
-            let replicas = exchanges.answer.iter().flat_map(|answer| &answer.pools).flat_map(|pool| &pool.replicas);
-            replicas.filter(|answer| matches(answer.replica)).fold(sum, |sum, answer| sum.saturating_add(answer.in_flight))
-        });
+            let answer = exchanges.answer.iter().filter(|_| exchanges.is_connected(now));
+            for answer in answer.flat_map(|answer| &answer.pools).flat_map(|pool| &pool.replicas) {
+                in_flight = in_flight.saturating_add(if matches(answer.replica) { answer.in_flight } else { 0 });
+            }
+        }
         Self { replica: name, drained_by: fleet.drained_by(name), in_flight }
     }
 }
@@ -133,17 +134,4 @@ impl FromRequestParts<Changes> for MayChange {
 fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
     let (scheme, token) = headers.get(AUTHORIZATION)?.as_bytes().split_at_checked(7)?;
     scheme.eq_ignore_ascii_case(b"bearer ").then_some(token)
-}
-
-// === impl Refusal ===
-
-impl IntoResponse for Refusal {
-    fn into_response(self) -> Response {
-        let Self(status, error) = self;
-        let body = Json(serde_json::json!({ "error": error }));
-        match status {
-            StatusCode::UNAUTHORIZED => (status, [(WWW_AUTHENTICATE, "Bearer")], body).into_response(),
-            status => (status, body).into_response(),
-        }
-    }
 }

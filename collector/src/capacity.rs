@@ -2,16 +2,13 @@
 
 use serde::Serialize;
 
-/// Bytes of a request's body that make one token: about four for English and code, in JSON, with the tokenizers of today's models.
-/// What it gives is an estimate, and is called one wherever it is shown.
-const BYTES_PER_TOKEN: u64 = 4;
-
 /// The share of the cache up to which conversations fit: above it, there is no room for those that come next.
 const NEARLY_FULL: f64 = 0.8;
 
-/// An estimate of the tokens in requests of so many bytes.
-pub fn tokens(bytes: u64) -> u64 {
-    bytes / BYTES_PER_TOKEN
+/// An estimate of the tokens in requests of so many bytes; it is called one wherever it is shown.
+pub fn tokens(bytes: u64, bytes_per_token: f32) -> u64 {
+    // As a conversion of floats, this saturates.
+    (bytes as f64 / f64::from(bytes_per_token)) as u64
 }
 
 /// The prefix hit rate above which conversations find their history, whatever the estimate says: agents' turns add little to what

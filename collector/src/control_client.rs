@@ -1,25 +1,35 @@
 //! The HTTP client of one Envoy's control listener: plain, over TLS, or over a Unix socket.
 
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
 use bytes::Bytes;
 use homing_routing::sync::SYNC_PATH;
 use http_body_util::Full;
-use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue, USER_AGENT};
+use hyper::header::{AUTHORIZATION, CONNECTION, CONTENT_TYPE, HeaderValue, USER_AGENT};
 use hyper::{Request, Response, StatusCode, Uri, body::Incoming};
 use hyper_rustls::HttpsConnector;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::client::legacy::{Client, Error};
 use hyper_util::rt::TokioExecutor;
+use tokio::time::Instant;
 
 use crate::config::{ControlUrl, EnvoyConfig, EnvoyPlace};
 use crate::http_client::{self, BodyError, read_body};
 use crate::sync::SyncFailure;
 use crate::tls;
 
-/// One Envoy's control listener. The connection is kept, no redirect is followed, and no proxy of the environment is used.
+/// How long a connection is kept. An Envoy that hands its sockets to a new process (hot restart) keeps the connections it has, for minutes
+/// with its default drain time; the new process, which gets the clients' new connections, hears of the collector only by a new one.
+const KEPT: Duration = Duration::from_secs(1);
+
+/// One Envoy's control listener. A connection is kept for a second, no redirect is followed, and no proxy of the environment is used.
 #[derive(Debug)]
 pub(crate) struct ControlClient {
     way: Way,
     uri: Uri,
+    /// When connections were last told to close.
+    renewed: Mutex<Instant>,
 }
 
 #[derive(Debug)]
@@ -49,7 +59,7 @@ impl ControlClient {
             #[cfg(not(unix))]
             ControlUrl::Unix(path) => anyhow::bail!("unix:{} needs a Unix system; use http://ip:port", path.display()),
         };
-        Ok(Self { way, uri: format!("{base}{SYNC_PATH}").parse()? })
+        Ok(Self { way, uri: format!("{base}{SYNC_PATH}").parse()?, renewed: Mutex::new(Instant::now()) })
     }
 
     /// Posts JSON and reads the answer, of at most `limit` bytes.
@@ -65,6 +75,9 @@ impl ControlClient {
         if let Some(token) = token {
             request = request.header(AUTHORIZATION, token);
         }
+        if self.is_old() {
+            request = request.header(CONNECTION, HeaderValue::from_static("close"));
+        }
         let request = request.body(Full::from(body)).map_err(|error| SyncFailure::Answer(error.to_string()))?;
         let response = self.send(request).await.map_err(|error| SyncFailure::Unreachable(http_client::root_cause(&error)))?;
         let status = response.status();
@@ -74,6 +87,16 @@ impl ControlClient {
             BodyError::Broken(error) => SyncFailure::Unreachable(http_client::root_cause(&error)),
         })?;
         Ok((status, answer))
+    }
+
+    /// Whether the connection has been kept for long enough; then the request that asks is its last.
+    fn is_old(&self) -> bool {
+        let mut renewed = self.renewed.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_old = renewed.elapsed() >= KEPT;
+        if is_old {
+            *renewed = Instant::now();
+        }
+        is_old
     }
 
     async fn send(&self, request: Request<Full<Bytes>>) -> Result<Response<Incoming>, Error> {

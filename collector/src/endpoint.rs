@@ -79,6 +79,15 @@ pub struct Replica {
     pub restarts: u64,
 }
 
+// === impl Replica ===
+
+impl Replica {
+    /// Whether the count of prompt tokens is its engine's, which was read and tells it.
+    pub(crate) fn counts_prompt_tokens(&self) -> bool {
+        self.report.age_ms.is_some() && !self.metrics.missing.contains(Missing::PROMPT_TOKENS)
+    }
+}
+
 // === impl ScrapeFailure ===
 
 impl ScrapeFailure {

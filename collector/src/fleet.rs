@@ -30,7 +30,6 @@ use crate::affinity::store::StoreLink;
 use crate::config::Config;
 use crate::drain::{DrainedBy, Drains};
 use crate::endpoint::{Replica, whole_ms};
-use crate::status::CONNECTED;
 
 /// How long after its start a collector still waits for the store and for Envoys to tell what they know.
 const READING: Duration = Duration::from_secs(5);
@@ -145,7 +144,7 @@ impl Fleet {
         let mut peers: HashMap<_, Peers> = HashMap::new();
         for envoy in self.envoys().iter().filter(|other| other.number != asks.number) {
             let exchanges = envoy.exchanges();
-            if exchanges.answered_at.is_none_or(|at| now.duration_since(at) >= CONNECTED) {
+            if !exchanges.is_connected(now) {
                 continue;
             }
             let pools = exchanges.answer.iter().flat_map(|answer| &answer.pools);
@@ -168,6 +167,13 @@ impl Fleet {
         is_late || (read && self.envoys.all_asked() && self.affinity.is_loaded())
     }
 
+    /// Keeps conversations' homes as long as that Envoy does which keeps them the longest, of those that there are now.
+    pub(crate) fn hold_longest(&self) {
+        if let Some(longest) = self.envoys().iter().filter_map(|envoy| envoy.exchanges().idle_s).max() {
+            self.affinity.hold_for(longest);
+        }
+    }
+
     /// What most Envoys answer, of those that say it; of as many, what the first in the configuration answers.
     pub(crate) fn of_most<T: PartialEq>(&self, said: impl Fn(&SyncAnswer) -> Option<T>) -> Option<T> {
         let mut counts: Vec<(T, usize)> = Vec::new();
@@ -180,21 +186,21 @@ impl Fleet {
         counts.into_iter().rev().max_by_key(|(_, count)| *count).map(|(value, _)| value)
     }
 
-    /// What the engines have read and the Envoys have sent them, and which Envoys these are.
-    fn totals(&self, cluster: &str, replicas: &[Replica]) -> (Totals, Vec<Counted>) {
-        let mut counted = Vec::new();
+    /// What the engines have read and the Envoys have sent them, and which engines and Envoys these are.
+    fn totals(&self, cluster: &str, replicas: &[Replica]) -> (Totals, Counted) {
+        let mut counted = Counted::default();
         let mut totals = Totals::default();
-        // Counts are other programs': none may stop this one.
-        let add = |total: &mut u64, count: u64| *total = total.saturating_add(count);
-        for metrics in replicas.iter().map(|replica| &replica.metrics) {
-            add(&mut totals.prompt_tokens, metrics.prompt_tokens);
-            add(&mut totals.cached_tokens, metrics.prompt_cache.map_or(0, |cache| cache.hits));
+        for replica in replicas.iter().filter(|replica| replica.counts_prompt_tokens()) {
+            let cache = replica.metrics.prompt_cache;
+            counted.engines.push((replica.report.replica, replica.restarts, cache.map(|cache| cache.source)));
+            add(&mut totals.prompt_tokens, replica.metrics.prompt_tokens);
+            add(&mut totals.cached_tokens, cache.map_or(0, |cache| cache.hits));
         }
         for envoy in self.envoys() {
             let exchanges = envoy.exchanges();
             let answers = exchanges.answer.iter().flat_map(|answer| &answer.pools).filter(|pool| pool.cluster == cluster);
             for answer in answers {
-                counted.push((envoy.number, exchanges.answer.as_ref().and_then(|answer| answer.counting_since_ms)));
+                counted.envoys.push((envoy.number, exchanges.answer.as_ref().and_then(|answer| answer.counting_since_ms)));
                 add(&mut totals.prompt_bytes, answer.prompt_bytes);
                 add(&mut totals.repeated_bytes, answer.repeated_bytes);
                 add(&mut totals.first_turns, answer.first_turns);
@@ -214,6 +220,11 @@ impl Fleet {
     }
 }
 
+/// Adds a figure that another program told, which may be any number.
+fn add(sum: &mut u64, told: u64) {
+    *sum = sum.saturating_add(told);
+}
+
 /// Milliseconds since 1970.
 pub(crate) fn now_ms() -> u64 {
     whole_ms(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default())
@@ -223,3 +234,6 @@ pub(crate) fn now_ms() -> u64 {
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,14 +2,13 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use homing_routing::replica::ReplicaName;
 use serde::{Serialize, Serializer};
 use tokio::time::{Instant, MissedTickBehavior};
 
-use crate::endpoint::whole_ms;
-use crate::fleet::Fleet;
+use crate::fleet::{Fleet, now_ms};
 use crate::status::{ReplicaStatus, Status};
 
 /// The length of a step.
@@ -145,7 +144,7 @@ impl History {
     pub fn record(&self, status: &Status, now: Instant) {
         let mut recorded = self.lock();
         recorded.step += 1;
-        recorded.at_ms = whole_ms(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default());
+        recorded.at_ms = now_ms();
         for pool in &status.pools {
             let tracks = recorded.pools.entry(pool.cluster.clone()).or_default();
             for replica in &pool.replicas {

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use axum::Router;
 use axum::extract::State;
 use axum::http::StatusCode;
-use axum::http::header::CONTENT_TYPE;
-use axum::response::{IntoResponse as _, Response};
+use axum::http::header::{CONTENT_TYPE, WWW_AUTHENTICATE};
+use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use axum::{Json, Router};
 
 use crate::api::{self, Changes};
 use crate::console::{self, Live};
@@ -27,5 +27,20 @@ async fn metrics(State(telemetry): State<Arc<Telemetry>>) -> Response {
     match telemetry.text() {
         Ok(text) => ([(CONTENT_TYPE, telemetry::CONTENT_TYPE)], text).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
+    }
+}
+
+/// A request that was not done, with what to do: `{"error": ...}`.
+#[derive(Debug)]
+pub(crate) struct Refusal(pub(crate) StatusCode, pub(crate) String);
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        let Self(status, error) = self;
+        let body = Json(serde_json::json!({ "error": error }));
+        match status {
+            StatusCode::UNAUTHORIZED => (status, [(WWW_AUTHENTICATE, "Bearer")], body).into_response(),
+            status => (status, body).into_response(),
+        }
     }
 }

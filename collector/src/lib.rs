@@ -139,6 +139,8 @@ impl Collector {
 async fn forget_idle(fleet: Arc<Fleet>) {
     loop {
         tokio::time::sleep(FORGET_EVERY).await;
+        // An Envoy may have left.
+        fleet.hold_longest();
         fleet.affinity.forget_idle(fleet::now_ms());
     }
 }

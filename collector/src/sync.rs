@@ -220,8 +220,9 @@ impl Session {
     fn answered(&mut self, request: &SyncRequest, batch: &Batch, mut answer: SyncAnswer, bytes: [u64; 2]) {
         let affinity = Arc::clone(&self.fleet.affinity);
         // Before what it tells is taken in, of which nothing that it still holds may be left out.
-        if let Some(idle_s) = answer.idle_s {
-            affinity.hold_for(idle_s);
+        if answer.idle_s.is_some() {
+            self.envoy.exchanges().idle_s = answer.idle_s;
+            self.fleet.hold_longest();
         }
         let told = std::mem::take(&mut answer.bindings).0;
         affinity.learn(Teller::Envoy(self.envoy.number), &told, now_ms(), !answer.standby);
@@ -382,9 +383,17 @@ pub(crate) async fn run(fleet: Arc<Fleet>, envoy: Arc<Envoy>, access: Access, in
 #[cfg(test)]
 mod tests {
     use homing_corpus::{mutated, seeds};
+    use homing_routing::control::SyncError;
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn a_refusal_for_an_older_snapshot_is_recognised_by_what_the_filter_says() {
+        let said = SyncError::Older { newest: (1, 2) }.to_string();
+        let failure = SyncFailure::refused(StatusCode::BAD_REQUEST, said.as_bytes());
+        assert!(failure.to_string().contains("another collector of the same start time"), "{failure}");
+    }
 
     proptest! {
         #[test]

@@ -14,6 +14,10 @@ use crate::exposition::{Parts, samples};
 /// The most engines that are read from one endpoint; further ones are left out.
 pub const MAX_ENGINES: usize = 256;
 
+/// The greatest count that is taken for one, of tokens or anything else: the last up to which a float and JavaScript tell one from the next,
+/// and small enough that those of a whole pool add up.
+const MAX_COUNT: u64 = 1 << 53;
+
 /// What one engine reports.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct EngineMetrics {
@@ -196,7 +200,7 @@ impl Reading {
             Field::CacheConfig => {
                 let number = |name: &[u8]| std::str::from_utf8(parts.label(name)?).ok()?.parse::<u64>().ok();
                 let blocks = || number(b"num_gpu_blocks")?.checked_mul(number(b"block_size")?);
-                self.metrics.cache_tokens = number(b"kv_cache_size_tokens").or_else(blocks).unwrap_or(0);
+                self.metrics.cache_tokens = number(b"kv_cache_size_tokens").or_else(blocks).unwrap_or(0).min(MAX_COUNT);
             }
         }
     }
@@ -205,7 +209,7 @@ impl Reading {
         let pair = |source, tokens: Option<u64>, hits: Option<u64>| Some(PromptCache { source, tokens: tokens?, hits: hits? });
         let by_source = match (self.local_hits, self.external_hits) {
             (None, None) => None,
-            (local, external) => Some(local.unwrap_or(0).saturating_add(external.unwrap_or(0))),
+            (local, external) => Some(local.unwrap_or(0).saturating_add(external.unwrap_or(0)).min(MAX_COUNT)),
         };
         let prompt_cache = pair(PromptCacheSource::BySource, self.prompt_tokens, by_source)
             .or_else(|| pair(PromptCacheSource::Cached, self.prompt_tokens, self.cached))
@@ -228,9 +232,9 @@ impl Reading {
     }
 }
 
-/// A count; a negative one and NaN are 0, a huge one the greatest.
+/// A count; a negative one and NaN are 0, a huge one [`MAX_COUNT`].
 fn whole(value: f64) -> u64 {
-    value as u64
+    (value as u64).min(MAX_COUNT)
 }
 
 /// A counter's value; one that is not finite or negative is no reading.

@@ -9,11 +9,13 @@ mod values;
 
 use core::fmt;
 use core::time::Duration;
+use std::collections::HashSet;
 
 use homing_routing::identity::{AlsoSource, Naming};
 use homing_routing::policy::Policy;
 use homing_routing::replica::ReplicaName;
 use homing_routing::router::Settings;
+use homing_routing::sync::MAX_REPLICAS;
 use prost::Message;
 use serde::{Deserialize, Serialize};
 
@@ -92,6 +94,29 @@ enum RoleName {
     Control,
     Model,
 }
+
+impl RoleName {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Route => "route",
+            Self::Control => "control",
+            Self::Model => "model",
+        }
+    }
+}
+
+/// The keys besides `role`, and the roles that heed them.
+const KEYS: [(&str, &[RoleName]); 9] = [
+    ("debug_headers", &[RoleName::Route]),
+    ("hash_key", &[RoleName::Route]),
+    ("max_conversations", &[RoleName::Route]),
+    ("idle_timeout", &[RoleName::Route]),
+    ("snapshot_max_age", &[RoleName::Route]),
+    ("max_body_bytes", &[RoleName::Route, RoleName::Model]),
+    ("pools", &[RoleName::Route]),
+    ("token", &[RoleName::Control]),
+    ("header", &[RoleName::Model]),
+];
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -193,18 +218,15 @@ pub fn read(bytes: &[u8]) -> Result<Role, ConfigError> {
         Err(_) => serde_json::from_slice(bytes)
             .map_err(|error| ConfigError(format!("it is neither a google.protobuf.Struct nor JSON: {error}")))?,
     };
-    let file: File = serde_path_to_error::deserialize(value).map_err(|error| {
+    let set = |key: &str| value.get(key).is_some();
+    let set: Vec<_> = KEYS.iter().filter(|(key, _)| set(key)).collect();
+    let file: File = serde_path_to_error::deserialize(&value).map_err(|error| {
         let path = error.path().to_string();
         ConfigError(if path == "." { error.inner().to_string() } else { format!("{path}: {}", error.inner()) })
     })?;
-    if file.role != RoleName::Control && !file.token.is_empty() {
-        return Err(ConfigError("token: belongs to the filter with `role: control`".into()));
-    }
-    if file.role != RoleName::Model && file.header.is_some() {
-        return Err(ConfigError("header: belongs to the filter with `role: model`".into()));
-    }
-    if file.role != RoleName::Route && !file.pools.is_empty() {
-        return Err(ConfigError("pools: belongs to the filter with `role: route`; the other roles need none".into()));
+    if let Some((key, roles)) = set.into_iter().find(|(_, roles)| !roles.contains(&file.role)) {
+        let roles: Vec<_> = roles.iter().map(|role| format!("`role: {}`", role.as_str())).collect();
+        return Err(ConfigError(format!("{key}: belongs to the filter with {}", roles.join(" or "))));
     }
     // A VM has at most 1 GiB, and traps when it asks for more.
     if file.max_body_bytes.0 > 128 << 20 {
@@ -219,12 +241,16 @@ pub fn read(bytes: &[u8]) -> Result<Role, ConfigError> {
 
 fn model(file: File) -> Result<ModelConfig, ConfigError> {
     let header = file.header.map_or_else(|| "x-homing-model".to_owned(), |header| header.to_ascii_lowercase());
-    let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
     let is_own = ["x-homing-targets", "x-homing-replica", "content-length", "transfer-encoding", "host"].contains(&header.as_str());
-    if header.is_empty() || is_own || !header.bytes().all(is_name) {
+    if is_own || !is_header_name(&header) {
         return Err(ConfigError("header: name a request header of its own, such as x-homing-model".into()));
     }
     Ok(ModelConfig { header, max_body_bytes: file.max_body_bytes.0 as usize })
+}
+
+fn is_header_name(name: &str) -> bool {
+    let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
+    !name.is_empty() && name.bytes().all(is_allowed)
 }
 
 fn object(fields: prost_types::Struct) -> serde_json::Value {
@@ -281,6 +307,16 @@ fn policy(pool: PoolFile, index: usize) -> Result<Policy, ConfigError> {
     let admission = pool.admission.read().map_err(|(key, why)| ConfigError(format!("pools[{index}].admission.{key}: {why}")))?;
     if admission.is_some() && !pool.affinity {
         return Err(ConfigError(format!("pools[{index}].admission.mode: `working_set` needs `affinity: true`")));
+    }
+    if let Some(header) = pool.conversation.headers.iter().find(|header| !is_header_name(header)) {
+        return Err(ConfigError(format!("pools[{index}].conversation.headers: `{header}` is no header's name")));
+    }
+    if pool.replicas.len() > MAX_REPLICAS {
+        return Err(ConfigError(format!("pools[{index}].replicas: must be at most {MAX_REPLICAS}")));
+    }
+    let mut seen = HashSet::new();
+    if let Some(replica) = pool.replicas.iter().find(|replica| !seen.insert(**replica)) {
+        return Err(ConfigError(format!("pools[{index}].replicas: `{replica}` stands twice")));
     }
     Ok(Policy {
         admission,

@@ -2,17 +2,18 @@
 
 use core::fmt;
 
+use hashbrown::hash_map::Entry;
 use hashbrown::{HashMap, HashSet};
 
 use crate::admission::{Texts, occupancy};
 use crate::binding::{Binding, Bindings};
 use crate::codec::{Reader, Writer};
-use crate::host::{Expected, Host, HostError, MetricId};
+use crate::host::{Expected, Host, HostError, MetricId, TRIES};
 use crate::journal;
-use crate::metric::{ErrorKind, Metric, PromptPart};
+use crate::metric::{ErrorKind, Errors, Metric, PromptPart};
 use crate::outcome::Outcome;
 use crate::policy::Terms;
-use crate::pool::{Registry, define_prompts, in_flight, snapshot_key};
+use crate::pool::{Registry, Replica, define_prompts, in_flight, part, ranks, snapshot_key};
 use crate::replica::ReplicaName;
 use crate::router::seconds;
 use crate::shared::Shared;
@@ -38,7 +39,6 @@ const POSITION_KEY: &str = "homing/sync";
 const POSITION_LAYOUT: u8 = 2;
 const READY_KEY: &str = "homing/ready";
 const READY_LAYOUT: u8 = 1;
-const TRIES: usize = 3;
 
 /// Why an exchange was refused. Nothing was changed.
 #[derive(Clone, Debug, PartialEq)]
@@ -95,7 +95,7 @@ impl From<HostError> for SyncError {
 pub struct Control<H: Host> {
     host: H,
     pools: HashMap<String, KnownPool>,
-    errors: HashMap<ErrorKind, MetricId>,
+    errors: Errors,
 }
 
 #[derive(Debug)]
@@ -108,7 +108,7 @@ struct KnownPool {
 impl<H: Host> Control<H> {
     /// A control role on this host.
     pub fn new(host: H) -> Self {
-        Self { host, pools: HashMap::new(), errors: HashMap::new() }
+        Self { host, pools: HashMap::new(), errors: Errors::default() }
     }
 
     /// Takes one snapshot and answers it.
@@ -220,8 +220,7 @@ impl<H: Host> Control<H> {
         let mut told: Vec<_> = bindings.0.iter().map(|binding| clock.to_local(*binding)).collect();
         let lost = shared.table().merge(&self.host, &mut told, clock.now_s())?;
         if lost > 0 {
-            let counter = self.counter(ErrorKind::BindingDropped)?;
-            self.host.add(counter, i64::try_from(lost).unwrap_or(i64::MAX))?;
+            self.errors.count(&self.host, ErrorKind::BindingDropped, lost as u64)?;
         }
         Ok(())
     }
@@ -229,15 +228,12 @@ impl<H: Host> Control<H> {
     /// Answers for one pool; with a clock, takes what is reported of it too.
     fn take(&mut self, report: &PoolReport, terms: Terms, taken: Option<Clock>) -> Result<PoolAnswer, HostError> {
         let Self { host, pools, .. } = self;
-        if !pools.contains_key(&report.cluster) {
-            let version = host.define(&Metric::SnapshotVersion { pool: &report.cluster })?;
-            pools.insert(
-                report.cluster.clone(),
-                KnownPool { version, prompts: define_prompts(host, &report.cluster)?, registry: Registry::default() },
-            );
-        }
-        let Some(pool) = pools.get_mut(&report.cluster) else {
-            return Err(HostError { call: "pool", status: 0 });
+        let pool = match pools.entry(report.cluster.clone()) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(new) => {
+                let version = host.define(&Metric::SnapshotVersion { pool: &report.cluster })?;
+                new.insert(KnownPool { version, prompts: define_prompts(host, &report.cluster)?, registry: Registry::default() })
+            }
         };
         let key = snapshot_key(&report.cluster);
         let before = host.read(&key)?.and_then(|stored| Snapshot::decode(&stored.bytes));
@@ -255,15 +251,38 @@ impl<H: Host> Control<H> {
         let has_peers = report.replicas.iter().any(|replica| replica.peers != Peers::default());
         let mut snapshot = Snapshot { received_ms: host.now_ms(), clock_ahead_ms, has_peers, texts, replicas };
         let mut answers = Vec::with_capacity(report.replicas.len());
+        let ranks = ranks(report.replicas.iter().map(|reported| &reported.replica));
+        let mut endpoints: Vec<ReplicaAnswer> = Vec::new();
         for reported in &report.replicas {
             let replica = pool.registry.replica(host, &report.cluster, &reported.replica)?;
+            let endpoint = match reported.replica.rank {
+                Some(_) => Some(pool.registry.replica(host, &report.cluster, &ReplicaName::endpoint(reported.replica.address))?),
+                None => None,
+            };
+            let at_endpoint = endpoint.as_ref().map_or(Ok(0), |endpoint| in_flight(host, endpoint.in_flight))?;
             let in_flight = in_flight(host, replica.in_flight)?;
             let ended = replica.requests.total(host, &report.cluster)?;
             let [ended_last, ended_before] = before.get(&reported.replica).map_or([ended; 2], |figures| figures.ended);
             let own = in_flight.saturating_add(ended.saturating_sub(ended_before));
-            let figures = figures(reported, own, [ended, ended_last]);
+            let ranks = ranks.get(&reported.replica.address).copied().unwrap_or(1);
+            // The other Envoys find in the engine's figures what was sent without a rank, so a rank's answer is without it.
+            let figures = figures(reported, own.saturating_add(part(at_endpoint, ranks)), [ended, ended_last]);
             snapshot.replicas.push((reported.replica, figures));
-            let count = |outcome| replica.requests.value(host, &report.cluster, outcome);
+            if let Some(endpoint) = endpoint.filter(|endpoint| endpoints.iter().all(|known| known.replica != endpoint.name)) {
+                endpoints.push(ReplicaAnswer {
+                    replica: endpoint.name,
+                    in_flight: at_endpoint,
+                    own: at_endpoint,
+                    spill_threshold: terms.threshold(&figures),
+                    spill_margin: Some(terms.margin(&figures)),
+                    held_conversations: None,
+                    recent_conversations: None,
+                    recent_context_bytes: None,
+                    active_conversations: None,
+                    active_context_tokens: None,
+                    requests: counts(host, &report.cluster, &endpoint)?,
+                });
+            }
             answers.push(ReplicaAnswer {
                 replica: reported.replica,
                 in_flight,
@@ -275,15 +294,7 @@ impl<H: Host> Control<H> {
                 recent_context_bytes: Some(host.value(replica.recent_context)?),
                 active_conversations: None,
                 active_context_tokens: None,
-                requests: OutcomeCounts {
-                    sticky: count(Outcome::Sticky)?,
-                    placed: count(Outcome::Placed)?,
-                    spilled: count(Outcome::Spilled)?,
-                    pinned: count(Outcome::Pinned)?,
-                    unkeyed: count(Outcome::Unkeyed)?,
-                    rehomed: count(Outcome::Rehomed)?,
-                    passed: count(Outcome::Passed)?,
-                },
+                requests: counts(host, &report.cluster, &replica)?,
             });
         }
         if taken.is_some() {
@@ -294,6 +305,7 @@ impl<H: Host> Control<H> {
             true => Some(occupancy(host, &report.cluster)?.tell(host.now_ms(), &mut answers)),
             false => None,
         };
+        answers.extend(endpoints);
         let [prompt_bytes, repeated_bytes, first_turns] = pool.prompts;
         Ok(PoolAnswer {
             cluster: report.cluster.clone(),
@@ -310,25 +322,29 @@ impl<H: Host> Control<H> {
     }
 
     fn bindings_dropped(&mut self) -> Result<u64, HostError> {
-        let dropped = self.counter(ErrorKind::BindingDropped)?;
+        let dropped = self.errors.counter(&self.host, ErrorKind::BindingDropped)?;
         self.host.value(dropped)
     }
 
     /// Counts an exchange that came to nothing.
     pub fn count_error(&mut self, kind: ErrorKind) {
         // Nothing is left to tell of a refused error count.
-        let _ = self.counter(kind).and_then(|counter| self.host.add(counter, 1));
+        let _ = self.errors.count(&self.host, kind, 1);
     }
+}
 
-    /// An error's counter, defined once: the host keeps every definition.
-    fn counter(&mut self, kind: ErrorKind) -> Result<MetricId, HostError> {
-        if let Some(known) = self.errors.get(&kind) {
-            return Ok(*known);
-        }
-        let counter = self.host.define(&Metric::Errors { kind })?;
-        self.errors.insert(kind, counter);
-        Ok(counter)
-    }
+/// Requests by outcome, of a replica or of an endpoint.
+fn counts(host: &impl Host, cluster: &str, replica: &Replica) -> Result<OutcomeCounts, HostError> {
+    let count = |outcome| replica.requests.value(host, cluster, outcome);
+    Ok(OutcomeCounts {
+        sticky: count(Outcome::Sticky)?,
+        placed: count(Outcome::Placed)?,
+        spilled: count(Outcome::Spilled)?,
+        pinned: count(Outcome::Pinned)?,
+        unkeyed: count(Outcome::Unkeyed)?,
+        rehomed: count(Outcome::Rehomed)?,
+        passed: count(Outcome::Passed)?,
+    })
 }
 
 /// What is stored of one replica.

@@ -9,6 +9,12 @@ use crate::metric::Metric;
 mod memory;
 pub use memory::MemoryHost;
 
+/// How often a shared value is tried that other threads change too: a turn that cannot write it goes on without.
+pub(crate) const TRIES: usize = 3;
+
+/// How often one that must be written: a place in the working set that is not given back is lost until its lease ends.
+pub(crate) const MANY_TRIES: usize = 32;
+
 /// Where the routing runs. A handle is cheap to clone and every clone means the same host.
 pub trait Host: Clone {
     /// Milliseconds since 1970.

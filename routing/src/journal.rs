@@ -6,7 +6,7 @@
 
 use crate::binding::{BINDING_BYTES, Binding};
 use crate::codec::{Reader, Writer};
-use crate::host::{Expected, Host, HostError};
+use crate::host::{Expected, Host, HostError, TRIES};
 use crate::identity::Digest;
 
 const LAYOUT: u8 = 2;
@@ -17,9 +17,6 @@ pub(crate) const SLOTS: usize = 128;
 
 /// Bindings each of them keeps: 8,192 in all are what 2,000 new conversations a second make in four seconds.
 const KEPT: usize = 64;
-
-/// How often a write is tried when other threads write too.
-const TRIES: usize = 3;
 
 /// What a reader finds.
 #[derive(Clone, Debug, Default, PartialEq)]

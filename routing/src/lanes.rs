@@ -8,7 +8,7 @@
 //! then the totals may stand below zero; they are read as signed numbers, so that this does no harm.
 
 use crate::codec::{Reader, Writer};
-use crate::host::{Expected, Host, HostError};
+use crate::host::{Expected, Host, HostError, TRIES};
 
 /// Threads that can route at the same time; more of them go without a lane, and leak if they trap.
 pub(crate) const LANES: usize = 128;
@@ -18,7 +18,6 @@ pub(crate) const DEAD_MS: u64 = 4_000;
 
 const LAYOUT: u8 = 1;
 const BYTES: usize = 1 + LANES * 16;
-const TRIES: usize = 3;
 
 /// A thread's hold on a lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,7 +6,10 @@
 
 use core::fmt;
 
+use hashbrown::HashMap;
+
 use crate::admission::Reason;
+use crate::host::{Host, HostError, MetricId};
 use crate::outcome::Outcome;
 
 /// One statistic.
@@ -190,7 +193,7 @@ pub enum ErrorKind {
     Host,
     /// Other threads changed a bucket of the affinity table at every try; the turn was routed but not remembered.
     Contended,
-    /// A binding was dropped since the collector did not fetch it in time.
+    /// A binding was not noted in the journal, or another Envoy's not in the table: other threads wrote at every try.
     BindingDropped,
     /// Envoy sent a request elsewhere than the filter chose, without a retry.
     Mismatch,
@@ -217,6 +220,25 @@ impl ErrorKind {
             Self::Unauthorized => "unauthorized",
             Self::BodyTooLarge => "body_too_large",
         }
+    }
+}
+
+/// The counters of errors, each defined when it is first used, and once: the host keeps every definition.
+#[derive(Debug, Default)]
+pub(crate) struct Errors(HashMap<ErrorKind, MetricId>);
+
+impl Errors {
+    pub(crate) fn counter(&mut self, host: &impl Host, kind: ErrorKind) -> Result<MetricId, HostError> {
+        if let Some(known) = self.0.get(&kind) {
+            return Ok(*known);
+        }
+        let counter = host.define(&Metric::Errors { kind })?;
+        self.0.insert(kind, counter);
+        Ok(counter)
+    }
+
+    pub(crate) fn count(&mut self, host: &impl Host, kind: ErrorKind, amount: u64) -> Result<(), HostError> {
+        host.add(self.counter(host, kind)?, i64::try_from(amount).unwrap_or(i64::MAX))
     }
 }
 

@@ -1,6 +1,7 @@
 //! A pool as one thread sees it: its policy, its replicas and their load.
 
 use core::cell::{Cell, RefCell};
+use core::net::SocketAddr;
 use std::rc::Rc;
 
 use hashbrown::HashMap;
@@ -69,7 +70,7 @@ impl Replica {
 
     /// Requests to add to its load for its recent failures, so that a replica which fails fast does not attract work: twice as
     /// many with each failure in a row.
-    pub(crate) fn penalty(&self, now_ms: u64) -> u32 {
+    fn penalty(&self, now_ms: u64) -> u32 {
         match self.failures.get() {
             Failures { streak: 0, .. } => 0,
             Failures { streak, until_ms } if now_ms < until_ms => 1_u32.checked_shl(streak).unwrap_or(u32::MAX),
@@ -122,6 +123,8 @@ pub struct Member {
     pub replica: Rc<Replica>,
     /// The endpoint it is a rank of: what counts requests of which only the endpoint is known.
     pub(crate) endpoint: Option<Rc<Replica>>,
+    /// Replicas at its address, which share what the endpoint counts.
+    pub(crate) ranks: u32,
     /// Its figures.
     pub figures: Figures,
 }
@@ -130,6 +133,12 @@ impl Member {
     /// What a request counts at that is sent here, with its rank or without.
     pub(crate) fn counted_at(&self, ignores_rank: bool) -> &Rc<Replica> {
         self.endpoint.as_ref().filter(|_| ignores_rank).unwrap_or(&self.replica)
+    }
+
+    /// Requests to add to its load for recent failures, its own and its endpoint's.
+    pub(crate) fn penalty(&self, now_ms: u64) -> u32 {
+        let of_endpoint = self.endpoint.as_ref().map_or(0, |endpoint| endpoint.penalty(now_ms));
+        self.replica.penalty(now_ms).saturating_add(of_endpoint)
     }
 }
 
@@ -140,15 +149,19 @@ const SAME_MOMENT_MS: u64 = 1_000;
 
 /// Finds the statistics of replicas by name.
 #[derive(Debug, Default)]
-pub(crate) struct Registry(HashMap<ReplicaId, Rc<Replica>>);
+pub(crate) struct Registry {
+    known: HashMap<ReplicaId, Rc<Replica>>,
+    /// Names given so far, those of replicas that are forgotten among them.
+    names: usize,
+}
 
 impl Registry {
     pub(crate) fn replica(&mut self, host: &impl Host, pool: &str, name: &ReplicaName) -> Result<Rc<Replica>, HostError> {
         let id = name.id();
-        if let Some(known) = self.0.get(&id) {
+        if let Some(known) = self.known.get(&id) {
             return Ok(Rc::clone(known));
         }
-        let own = self.0.len() < MAX_NAMES;
+        let own = self.names < MAX_NAMES;
         let label = if own { name.to_string() } else { format!("spare-{}", id.0 % SPARE_NAMES) };
         let replica = Rc::new(Replica {
             name: *name,
@@ -164,23 +177,41 @@ impl Registry {
             lane: Cell::new(None),
             failures: Cell::default(),
         });
-        if self.0.len() >= MAX_NAMES.saturating_mul(2) {
-            // Those that are in no list and have nothing in flight.
-            self.0.retain(|_, known| Rc::strong_count(known) > 1 || known.own.get() > 0);
+        if own {
+            self.names = self.names.saturating_add(1);
         }
-        self.0.insert(id, Rc::clone(&replica));
+        if self.known.len() >= MAX_NAMES.saturating_mul(2) {
+            // Those that are in no list and have nothing in flight.
+            self.known.retain(|_, known| Rc::strong_count(known) > 1 || known.own.get() > 0);
+        }
+        self.known.insert(id, Rc::clone(&replica));
         Ok(replica)
     }
 
     /// Every replica that has been asked for.
     pub(crate) fn known(&self) -> impl Iterator<Item = &Rc<Replica>> {
-        self.0.values()
+        self.known.values()
     }
 }
 
 /// Requests in flight by a gauge that may stand below zero for a moment.
 pub(crate) fn in_flight(host: &impl Host, gauge: MetricId) -> Result<u64, HostError> {
     Ok(u64::try_from(host.value(gauge)?.cast_signed()).unwrap_or(0))
+}
+
+/// How many replicas are at each address.
+pub(crate) fn ranks<'a>(names: impl Iterator<Item = &'a ReplicaName>) -> HashMap<SocketAddr, u32> {
+    let mut ranks: HashMap<_, u32> = HashMap::new();
+    for name in names {
+        let count = ranks.entry(name.address).or_default();
+        *count = count.saturating_add(1);
+    }
+    ranks
+}
+
+/// One rank's part of what only its endpoint is known of: the engine spreads it over its ranks.
+pub(crate) fn part(of_endpoint: u64, ranks: u32) -> u64 {
+    of_endpoint.div_ceil(ranks.max(1).into())
 }
 
 fn define_events(host: &impl Host, pool: &str) -> Result<[MetricId; AdmissionEvent::ALL.len()], HostError> {
@@ -310,10 +341,12 @@ impl Pool {
 
     fn set_members(&mut self, host: &impl Host, replicas: &[(ReplicaName, Figures)]) -> Result<(), HostError> {
         let cluster = &self.policy.cluster;
+        let ranks = ranks(replicas.iter().map(|(name, _)| name));
         let member = |(name, figures): &(ReplicaName, Figures)| {
             let endpoint = name.rank.map(|_| ReplicaName::endpoint(name.address));
             let endpoint = endpoint.map(|endpoint| self.registry.replica(host, cluster, &endpoint)).transpose()?;
-            Ok(Member { replica: self.registry.replica(host, cluster, name)?, endpoint, figures: *figures })
+            let ranks = ranks.get(&name.address).copied().unwrap_or(1);
+            Ok(Member { replica: self.registry.replica(host, cluster, name)?, endpoint, ranks, figures: *figures })
         };
         self.members = replicas.iter().map(member).collect::<Result<_, _>>()?;
         self.find_ready();
@@ -422,6 +455,11 @@ impl Pool {
         Ledger::open(host, &self.ledger_key, self.members.iter().map(|member| member.replica.id))
     }
 
+    /// Whether a snapshot has ever come.
+    pub(crate) fn has_snapshot(&self) -> bool {
+        self.received_ms.is_some()
+    }
+
     /// Milliseconds since the last snapshot came; `None` if none ever did.
     pub(crate) fn snapshot_age_ms(&self, now_ms: u64) -> Option<u64> {
         // A snapshot that another thread took in this very moment is new; one of a later time is from a clock set back since.
@@ -434,16 +472,12 @@ impl Pool {
         now_ms.saturating_add_signed(self.clock_ahead_ms)
     }
 
-    /// Whether a replica's cache has room for a new conversation beside the context it holds of late; a cache of unknown size has.
-    pub(crate) fn has_room(&self, member: &Member, held_kib: u32, bytes: u32) -> bool {
-        let held = self.texts.tokens(held_kib.saturating_mul(1024).saturating_add(bytes));
-        member.figures.cache_tokens == 0 || u64::from(held) <= member.figures.cache_tokens
-    }
-
     /// A replica's load in requests: what others have there, as far as its figures are not older than `max_age_ms`, and what
-    /// this Envoy has in flight there now.
+    /// this Envoy has in flight there now, with a rank's part of what its endpoint has.
     pub(crate) fn load(&self, host: &impl Host, member: &Member, now_ms: u64, max_age_ms: u64) -> Result<u32, HostError> {
-        let own = u32::try_from(in_flight(host, member.replica.in_flight)?).unwrap_or(u32::MAX);
+        let of_endpoint = member.endpoint.as_ref().map_or(Ok(0), |endpoint| in_flight(host, endpoint.in_flight))?;
+        let own = in_flight(host, member.replica.in_flight)?.saturating_add(part(of_endpoint, member.ranks));
+        let own = u32::try_from(own).unwrap_or(u32::MAX);
         let age_ms = self.snapshot_age_ms(now_ms).map_or(u64::MAX, |age| age.saturating_add(member.figures.age_ms));
         Ok(if age_ms <= max_age_ms { own.saturating_add(member.figures.others) } else { own })
     }
@@ -451,4 +485,25 @@ impl Pool {
 
 pub(crate) fn snapshot_key(cluster: &str) -> String {
     format!("homing/pool/{cluster}/snapshot")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::MemoryHost;
+    use crate::testing::test;
+
+    #[test]
+    fn replicas_that_come_and_go_without_end_get_names_up_to_a_bound() {
+        let host = MemoryHost::new(1);
+        let mut registry = Registry::default();
+        for number in 0..6 * MAX_NAMES {
+            let [high, low] = u16::try_from(number).expect("a few").to_be_bytes();
+            let name = ReplicaName::endpoint(SocketAddr::from(([10, 0, high, low], 8000)));
+            registry.replica(&host, "pool", &name).expect("statistics");
+        }
+        let names = host.metrics().iter().filter(|(name, _)| name.starts_with("homing_in_flight")).count();
+        assert_eq!(names, MAX_NAMES + SPARE_NAMES as usize);
+        assert!(registry.known().count() <= 2 * MAX_NAMES, "and what is gone is forgotten");
+    }
 }

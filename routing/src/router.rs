@@ -11,11 +11,11 @@ use std::rc::Rc;
 
 use hashbrown::HashMap;
 
-use crate::host::{Host, HostError, MetricId};
+use crate::host::{Host, HostError, TRIES};
 use crate::identity::{Conversation, Digest};
 use crate::journal;
 use crate::lanes::Lane;
-use crate::metric::{ErrorKind, Metric};
+use crate::metric::{ErrorKind, Errors};
 use crate::outcome::Outcome;
 use crate::policy::{Policy, Terms};
 use crate::pool::{Pool, Replica};
@@ -26,9 +26,6 @@ use crate::table::{Entry, Table};
 pub use admit::Held;
 use ticket::Taken;
 pub use ticket::{Served, Ticket};
-
-/// How often a value that other threads change too is tried.
-pub(crate) const TRIES: usize = 3;
 
 /// How often other Envoys are told that a conversation is still active, at most; they forget it after the idle time.
 const RENEWED_S: u32 = 60;
@@ -46,14 +43,11 @@ pub struct Settings {
     pub snapshot_max_age_ms: u64,
     /// Turns in a row at the second home after which it becomes the home; no operator's business, but measured.
     pub turns_away: u8,
-    /// How much higher a replica's load may be for a new conversation to go there since its cache has room for it and those of less load
-    /// have none; no operator's business, but measured.
-    pub fit_margin: u32,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { hash_key: [0; 16], max_conversations: 65_536, idle_s: 600, snapshot_max_age_ms: 5_000, turns_away: 2, fit_margin: 0 }
+        Self { hash_key: [0; 16], max_conversations: 65_536, idle_s: 600, snapshot_max_age_ms: 5_000, turns_away: 2 }
     }
 }
 
@@ -97,7 +91,7 @@ pub struct Router<H: Host> {
     settings: Settings,
     table: Table,
     pools: HashMap<Box<[u8]>, Pool>,
-    errors: HashMap<ErrorKind, MetricId>,
+    errors: Errors,
     /// This thread's lane, taken with its first request.
     lane: Cell<Option<Lane>>,
     /// Threads that route the same pools share lanes: only they can settle each other.
@@ -132,7 +126,7 @@ impl<H: Host> Router<H> {
             settings,
             table,
             pools,
-            errors: HashMap::new(),
+            errors: Errors::default(),
             lane: Cell::new(None),
             lanes_key,
             now_ms: 0,
@@ -170,13 +164,8 @@ impl<H: Host> Router<H> {
 
     /// Counts something that should not have happened.
     pub fn count_error(&mut self, kind: ErrorKind, amount: u64) {
-        let host = &self.host;
-        let counter = self.errors.get(&kind).copied().or_else(|| host.define(&Metric::Errors { kind }).ok());
-        if let Some(counter) = counter {
-            self.errors.insert(kind, counter);
-            // Nothing is left to tell of a refused error count.
-            let _ = host.add(counter, i64::try_from(amount).unwrap_or(i64::MAX));
-        }
+        // Nothing is left to tell of a refused error count.
+        let _ = self.errors.count(&self.host, kind, amount);
     }
 
     /// Decides where a request goes. `None` if no pool is behind the cluster.

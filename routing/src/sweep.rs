@@ -3,11 +3,12 @@
 use hashbrown::HashMap;
 
 use crate::codec::{Reader, Writer};
-use crate::host::{Expected, Host, HostError};
+use crate::host::{Expected, Host, HostError, TRIES};
 use crate::ledger::Ledger;
 use crate::pool::Pool;
 use crate::replica::ReplicaId;
-use crate::router::{Router, TRIES, seconds};
+use crate::router::{Router, seconds};
+use crate::since;
 
 /// How often the table is walked.
 const EVERY_MS: u64 = 1_000;
@@ -63,11 +64,21 @@ impl<H: Host> Router<H> {
             }
             self.set_context(pool, &before, |replica| held(replica).recent_kib)?;
             self.count_held(pool)?;
-            if let Some(age_ms) = pool.snapshot_age_ms(host.now_ms()) {
+            if let Some(age_ms) = self.age_ms(pool)? {
                 host.set(pool.age, age_ms / 1000)?;
             }
         }
         Ok(())
+    }
+
+    /// How old a pool's snapshot is. One that never came is as old as this Envoy, unless the configuration names the replicas.
+    fn age_ms(&self, pool: &Pool) -> Result<Option<u64>, HostError> {
+        let now_ms = self.host().now_ms();
+        if pool.has_snapshot() {
+            return Ok(pool.snapshot_age_ms(now_ms));
+        }
+        let since_ms = since::noted(self.host())?.filter(|_| pool.policy.replicas.is_empty());
+        Ok(since_ms.map(|since_ms| now_ms.saturating_sub(since_ms)))
     }
 
     /// Writes what the walk found into the ledger, and what was placed during the walk besides: it may not have been found.

@@ -210,7 +210,7 @@ pub struct PoolAnswer {
     /// What admission does; absent in a pool that admits everything, and when an older filter answers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub admission: Option<AdmissionAnswer>,
-    /// One entry a replica of the snapshot in force.
+    /// One entry a replica of the snapshot in force, and behind them one for each endpoint that has ranks: what was sent there without one.
     pub replicas: Vec<ReplicaAnswer>,
 }
 

@@ -6,10 +6,12 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use reqwest::{Client, Response};
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
+pub use xtask::client::End;
+use xtask::client::{self, Exchange};
 
 use crate::{Turn, chat_body, eventually};
 
@@ -33,34 +35,13 @@ pub enum Doing {
     Rest,
 }
 
-/// How a request ended.
-#[derive(Clone, Debug, PartialEq)]
-pub enum End {
-    /// With its whole answer.
-    Whole,
-    /// The agent wanted no more of its answer.
-    GivenUp,
-    /// No connection to the proxy: it never left.
-    NoConnection,
-    /// The connection broke.
-    Broken,
-    /// Otherwise: with an error of the proxy's or a replica's.
-    Failed(String),
-}
-
-/// One request.
+/// One request, and whose it was.
 #[derive(Clone, Debug)]
 pub struct Account {
-    /// Whose it was.
+    /// The agent.
     pub agent: usize,
-    /// When it was sent.
-    pub sent: Instant,
-    /// When its answer began, and what that said of its routing.
-    pub begun: Option<(Instant, Turn)>,
-    /// When it ended.
-    pub ended: Instant,
-    /// How.
-    pub end: End,
+    /// What came of it.
+    pub exchange: Exchange,
 }
 
 /// What one agent is at.
@@ -178,13 +159,13 @@ impl Agent {
                         *desk = Desk { doing: Some(now), begun: desk.begun + usize::from(streamed), replica: turn.replica.clone() };
                     });
                     tokio::select! {
-                        end = read(response, turn.status, streamed) => end,
+                        end = client::read(response, streamed) => end,
                         _ = doing.wait_for(|other| *other != Doing::Hold), if now == Doing::Hold => End::GivenUp,
                     }
                 }
             };
             let again = !matches!(end, End::Whole | End::GivenUp);
-            lock(accounts).push(Account { agent: self.number, sent, begun, ended: Instant::now(), end });
+            lock(accounts).push(Account { agent: self.number, exchange: Exchange { sent, begun, ended: Instant::now(), end } });
             if again {
                 sleep(AGAIN).await;
             }
@@ -195,19 +176,7 @@ impl Agent {
         let text = format!("agent {}", self.number);
         let mut body = chat_body(&text, if doing == Doing::Hold { LONG } else { SHORT });
         body["stream"] = json!(streamed);
-        let request = self.client.post(&self.url).header("x-session-id", &text).json(&body);
-        request.send().await.map_err(|error| if error.is_connect() { End::NoConnection } else { End::Broken })
-    }
-}
-
-/// Reads an answer to its end.
-async fn read(response: Response, status: u16, streamed: bool) -> End {
-    let Ok(body) = response.bytes().await else { return End::Broken };
-    let whole = if streamed { body.ends_with(b"data: [DONE]\n\n") } else { serde_json::from_slice::<Value>(&body).is_ok() };
-    match (status, whole) {
-        (200, true) => End::Whole,
-        (200, false) => End::Broken,
-        (status, _) => End::Failed(format!("{status} {}", String::from_utf8_lossy(&body))),
+        client::begin(&self.client, &self.url, &text, &body).await
     }
 }
 

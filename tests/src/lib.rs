@@ -14,12 +14,14 @@ use std::net::SocketAddr;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
-use reqwest::{Client, Response};
-use serde_json::{Value, json};
-use tokio::time::{Instant, sleep};
-use xtask::stack::{MODEL, Stack, StackOptions};
+use anyhow::{Context, Result};
+use reqwest::Client;
+use serde_json::Value;
+pub use xtask::client::{Turn, chat_body};
+use xtask::stack::{Stack, StackOptions};
+use xtask::statistics::Statistics;
 use xtask::tools::Tools;
+pub use xtask::wait::eventually;
 
 /// Where the proxy's listener stands in the configuration.
 pub const LISTENER: &str = "/static_resources/listeners/0";
@@ -31,7 +33,7 @@ pub const MANAGER: &str = "/static_resources/listeners/0/filter_chains/0/filters
 pub const ROUTE: &str =
     "/static_resources/listeners/0/filter_chains/0/filters/0/typed_config/route_config/virtual_hosts/0/routes/0";
 
-/// How long a condition may take to hold.
+/// How long a turn may take.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The binaries, built once.
@@ -60,50 +62,6 @@ pub async fn stack_at_speed(mut options: StackOptions, speed: f64) -> Result<Sta
     Stack::start(tools(), options).await
 }
 
-/// Waits until a condition holds.
-///
-/// # Errors
-/// If it does not within half a minute, or cannot be told.
-pub async fn eventually(what: &str, mut condition: impl AsyncFnMut() -> Result<bool>) -> Result<()> {
-    let deadline = Instant::now() + PATIENCE;
-    while !condition().await? {
-        ensure!(Instant::now() < deadline, "waited {PATIENCE:?} for {what}");
-        sleep(Duration::from_millis(20)).await;
-    }
-    Ok(())
-}
-
-/// A chat request that asks for this many tokens.
-pub fn chat_body(text: &str, max_tokens: u32) -> Value {
-    json!({ "model": MODEL, "max_tokens": max_tokens, "messages": [{ "role": "user", "content": text }] })
-}
-
-/// What a turn's answer says of its routing.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Turn {
-    /// The status.
-    pub status: u16,
-    /// `x-homing-outcome`.
-    pub outcome: String,
-    /// `x-homing-replica`.
-    pub replica: String,
-    /// `x-homing-source`.
-    pub source: String,
-}
-
-impl Turn {
-    /// Reads it off an answer.
-    pub fn of(response: &Response) -> Self {
-        let header = |name| response.headers().get(name).and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned();
-        Self {
-            status: response.status().as_u16(),
-            outcome: header("x-homing-outcome"),
-            replica: header("x-homing-replica"),
-            source: header("x-homing-source"),
-        }
-    }
-}
-
 /// One turn of a conversation over a connection of its own, read to its end.
 ///
 /// # Errors
@@ -127,15 +85,7 @@ pub fn chat_url(stack: &Stack) -> String {
 /// # Errors
 /// If Envoy does not answer.
 pub async fn metrics(stack: &Stack) -> Result<BTreeMap<String, Vec<(String, u64)>>> {
-    let url = format!("http://{}/stats/prometheus?filter=homing", stack.envoy.admin);
-    let text = reqwest::get(url).await?.text().await?;
-    let mut metrics: BTreeMap<_, Vec<_>> = BTreeMap::new();
-    for line in text.lines().filter(|line| line.starts_with("homing")) {
-        let (series, value) = line.rsplit_once(' ').context("a value")?;
-        let (name, labels) = series.split_once('{').unwrap_or((series, "}"));
-        metrics.entry(name.to_owned()).or_default().push((labels.trim_end_matches('}').to_owned(), value.parse()?));
-    }
-    Ok(metrics)
+    Ok(Statistics::read(stack.envoy.admin).await?.0)
 }
 
 /// The sum of one statistic over the labels that contain every one of `labels`.
@@ -143,9 +93,7 @@ pub async fn metrics(stack: &Stack) -> Result<BTreeMap<String, Vec<(String, u64)
 /// # Errors
 /// If Envoy does not answer.
 pub async fn sum(stack: &Stack, name: &str, labels: &[&str]) -> Result<u64> {
-    let metrics = metrics(stack).await?;
-    let series = metrics.get(name).into_iter().flatten();
-    Ok(series.filter(|(own, _)| labels.iter().all(|label| own.contains(label))).map(|(_, value)| value).sum())
+    Ok(Statistics::read(stack.envoy.admin).await?.sum(name, labels))
 }
 
 /// Waits until no request is in flight or held, as every test must end.

@@ -4,7 +4,6 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use homing_routing::sync::SYNC_VERSION;
 use reqwest::Client;
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
@@ -12,7 +11,8 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
-use xtask::stack::{MODEL, Stack, StackOptions};
+use xtask::pusher::{Pusher, report};
+use xtask::stack::{Stack, StackOptions};
 
 /// Names a request at a scripted replica.
 pub const NAME: &str = "x-test-name";
@@ -41,7 +41,7 @@ pub struct Scripted {
     pub replicas: Vec<SocketAddr>,
     cache_tokens: u64,
     arrivals: mpsc::UnboundedReceiver<Arrival>,
-    sequence: u64,
+    pusher: Pusher,
 }
 
 impl Scripted {
@@ -66,7 +66,8 @@ impl Scripted {
             ("/static_resources/clusters/0/health_checks".to_owned(), json!([])),
         ]);
         let stack = crate::fast_stack(options).await?;
-        let mut scripted = Self { stack, replicas: addresses, cache_tokens, arrivals, sequence: 0 };
+        let pusher = Pusher::new(stack.control, 10);
+        let mut scripted = Self { stack, replicas: addresses, cache_tokens, arrivals, pusher };
         scripted.report(|_| "ready").await?;
         Ok(scripted)
     }
@@ -76,17 +77,9 @@ impl Scripted {
     /// # Errors
     /// If it does not take the snapshot.
     pub async fn report(&mut self, state: impl Fn(usize) -> &'static str) -> Result<()> {
-        self.sequence += 1;
-        let replica = |(place, address): (usize, &SocketAddr)| {
-            json!({ "replica": address.to_string(), "state": state(place), "running": 0, "waiting": 0, "kv_usage": 0.0,
-                    "cache_tokens": self.cache_tokens, "max_num_seqs": 32, "prefix_hit_rate": null, "age_ms": 5 })
-        };
-        let replicas: Vec<_> = self.replicas.iter().enumerate().map(replica).collect();
-        let pools = json!([{ "cluster": MODEL, "replicas": replicas }]);
-        let snapshot = json!({ "version": SYNC_VERSION, "generation": 10, "sequence": self.sequence, "now_ms": 0, "pause_ms": 250, "pools": pools });
-        let url = format!("http://{}/homing/v1/sync", self.stack.control);
-        Client::new().post(url).json(&snapshot).send().await?.error_for_status()?;
-        Ok(())
+        let report = |(place, at): (usize, &SocketAddr)| report(*at, state(place), self.cache_tokens);
+        let replicas: Vec<_> = self.replicas.iter().enumerate().map(report).collect();
+        self.pusher.push(&replicas, 0).await
     }
 
     /// The next request to arrive.

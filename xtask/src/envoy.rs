@@ -72,6 +72,32 @@ impl EnvoyConfig {
         self.plugins().into_iter().map(|plugin| &mut plugin["configuration"]["value"]).find(|config| config["role"] == role)
     }
 
+    /// Moves the listeners into a file, which Envoy reads again whenever another one takes its place.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    pub fn move_listeners(&mut self, file: &Path) -> Result<()> {
+        self.write_listeners(file)?;
+        self.0["static_resources"]["listeners"] = json!([]);
+        self.0["dynamic_resources"] = json!({ "lds_config": { "path_config_source": { "path": file } } });
+        self.0["node"] = json!({ "id": "envoy", "cluster": "envoy" });
+        Ok(())
+    }
+
+    /// Puts the listeners into a file as Envoy's listener discovery reads it, by a rename.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    pub fn write_listeners(&self, file: &Path) -> Result<()> {
+        let mut listeners = self.0["static_resources"]["listeners"].clone();
+        for listener in list(&mut listeners) {
+            listener["@type"] = json!("type.googleapis.com/envoy.config.listener.v3.Listener");
+        }
+        let new = file.with_extension("new");
+        fs::write(&new, serde_json::to_vec(&json!({ "resources": listeners }))?)?;
+        fs::rename(&new, file).with_context(|| format!("writing {}", file.display()))
+    }
+
     /// The HTTP connection managers, each with its listener's name.
     pub fn connection_managers(&mut self) -> Vec<(String, &mut Value)> {
         let mut found = Vec::new();
@@ -127,22 +153,30 @@ impl Envoy {
     /// # Errors
     /// If it refuses its configuration or does not start; the message has its last words.
     pub async fn start(binary: &Path, config: &EnvoyConfig, concurrency: usize, dir: &Path) -> Result<Self> {
+        Self::start_with(binary, config, concurrency, dir, &["--disable-hot-restart".to_owned()]).await
+    }
+
+    /// Starts Envoy with these arguments besides the usual ones, as [`Self::start`] does.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub async fn start_with(binary: &Path, config: &EnvoyConfig, concurrency: usize, dir: &Path, more: &[String]) -> Result<Self> {
         let (file, admin_file) = (dir.join("envoy.json"), dir.join("envoy-admin-address"));
         fs::write(&file, serde_json::to_vec_pretty(&config.0)?)?;
         let _ = fs::remove_file(&admin_file);
-        let args = [
+        let usual = [
             "--config-path".to_owned(),
             file.display().to_string(),
             "--concurrency".to_owned(),
             concurrency.to_string(),
             "--admin-address-path".to_owned(),
             admin_file.display().to_string(),
-            "--disable-hot-restart".to_owned(),
             "--log-level".to_owned(),
             "warning".to_owned(),
             "--component-log-level".to_owned(),
             "wasm:info".to_owned(),
         ];
+        let args: Vec<_> = usual.into_iter().chain(more.iter().cloned()).collect();
         let mut process = Process::start("envoy", binary, &args, dir)?;
         let started = Instant::now();
         loop {

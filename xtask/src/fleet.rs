@@ -13,7 +13,7 @@ use tokio::time::sleep;
 
 use crate::envoy::{Envoy, EnvoyConfig};
 use crate::process::Process;
-use crate::stack::{MODEL, Replica, StackOptions, address, envoy_config, start_replicas};
+use crate::stack::{MODEL, Replica, StackOptions, address, envoy_config, start_replicas, start_stand_in};
 use crate::tools::{self, Tools};
 use crate::vllm::free_addresses;
 
@@ -34,12 +34,32 @@ pub struct FleetOptions {
     pub collectors: usize,
     /// Whether the collectors share a Redis.
     pub redis: bool,
+    /// Where collectors reach Redis, if not at its own address.
+    pub redis_by: Option<SocketAddr>,
+    /// Keys that replace those of the route role's configuration, for the first Envoy, the second and so on.
+    pub route: Vec<Value>,
+    /// Whether Envoys read their listeners from a file ([`Proxy::write_listeners`]).
+    pub listeners_from_file: bool,
+    /// The token of the collectors' API; none changes anything if it is empty.
+    pub api_token: String,
+    /// Arguments of Envoys besides the usual ones.
+    pub envoy_args: Vec<String>,
 }
 
 impl Default for FleetOptions {
     fn default() -> Self {
         let stack = StackOptions { concurrency: 1, ..StackOptions::default() };
-        Self { stack, envoys: 3, collectors: 2, redis: false }
+        Self {
+            stack,
+            envoys: 3,
+            collectors: 2,
+            redis: false,
+            redis_by: None,
+            route: Vec::new(),
+            listeners_from_file: false,
+            api_token: String::new(),
+            envoy_args: vec!["--disable-hot-restart".to_owned()],
+        }
     }
 }
 
@@ -52,8 +72,32 @@ pub struct Proxy {
     pub proxy: SocketAddr,
     /// Where collectors go.
     pub control: SocketAddr,
+    /// Its configuration, and its logs.
+    pub dir: PathBuf,
     config: EnvoyConfig,
-    dir: PathBuf,
+    /// Where its listeners are, if Envoy reads them from a file, and what they are.
+    listeners: Option<(PathBuf, EnvoyConfig)>,
+}
+
+impl Proxy {
+    /// Gives Envoy its listeners again, with a change to them.
+    ///
+    /// # Errors
+    /// If it does not read them from a file, or that cannot be written.
+    pub fn write_listeners(&self, change: impl FnOnce(&mut EnvoyConfig)) -> Result<()> {
+        let (file, config) = self.listeners.as_ref().context("this Envoy reads its listeners from its configuration")?;
+        let mut config = config.clone();
+        change(&mut config);
+        config.write_listeners(file)
+    }
+
+    /// The admin interface.
+    ///
+    /// # Errors
+    /// If it does not run.
+    pub fn admin(&self) -> Result<SocketAddr> {
+        Ok(self.envoy.as_ref().context("this Envoy does not run")?.admin)
+    }
 }
 
 /// One collector and where it is.
@@ -82,7 +126,7 @@ pub struct FleetStack {
     pub dir: TempDir,
     store: Option<(PathBuf, SocketAddr)>,
     tools: Tools,
-    concurrency: usize,
+    options: FleetOptions,
 }
 
 impl FleetStack {
@@ -106,9 +150,17 @@ impl FleetStack {
                 let address = json!({ "address": address.ip().to_string(), "port_value": address.port() });
                 config.edit(&format!("{LISTENERS}/{index}/address"), json!({ "socket_address": address }))?;
             }
+            if let Some(changes) = options.route.get(number - 1).and_then(Value::as_object) {
+                let route = config.filter_config("route").and_then(Value::as_object_mut).context("the route filter")?;
+                route.extend(changes.clone());
+            }
             let dir = dir.path().join(format!("envoy-{number}"));
             fs::create_dir(&dir)?;
-            proxies.push(Proxy { envoy: None, proxy, control, config, dir });
+            let listeners = options.listeners_from_file.then(|| (dir.join("listeners.json"), config.clone()));
+            if let Some((file, _)) = &listeners {
+                config.move_listeners(file)?;
+            }
+            proxies.push(Proxy { envoy: None, proxy, control, dir, config, listeners });
         }
 
         let envoys: Vec<_> = proxies.iter().map(|proxy| json!({ "url": format!("http://{}", proxy.control) })).collect();
@@ -121,7 +173,11 @@ impl FleetStack {
                 "envoys": envoys,
                 "pools": [{ "cluster": MODEL, "max_num_seqs": 32, "replicas": endpoints }],
             });
+            if !options.api_token.is_empty() {
+                config["api"] = json!({ "token": options.api_token });
+            }
             if let Some((_, address)) = &store {
+                let address = options.redis_by.unwrap_or(*address);
                 config["affinity"] = json!({ "store": format!("redis://{address}") });
             }
             let name = format!("collector-{number}");
@@ -130,8 +186,8 @@ impl FleetStack {
             fs::write(&file, serde_json::to_vec_pretty(&config)?)?;
             collectors.push(Collector { process: None, console, file, name });
         }
-        let (tools, concurrency) = (tools.clone(), options.stack.concurrency);
-        let mut fleet = Self { proxies, collectors, redis: None, replicas, dir, store, tools, concurrency };
+        let (tools, own_options) = (tools.clone(), options.clone());
+        let mut fleet = Self { proxies, collectors, redis: None, replicas, dir, store, tools, options: own_options };
         fleet.start_redis().await?;
         for index in 0..options.envoys {
             fleet.start_envoy(index).await?;
@@ -174,8 +230,28 @@ impl FleetStack {
     /// # Errors
     /// If it does not start.
     pub async fn start_envoy(&mut self, index: usize) -> Result<()> {
-        let proxy = &mut self.proxies[index];
-        proxy.envoy = Some(Envoy::start(&self.tools.envoy, &proxy.config, self.concurrency, &proxy.dir).await?);
+        self.proxies[index].envoy = Some(self.another_envoy(index, &self.options.envoy_args).await?);
+        Ok(())
+    }
+
+    /// Starts an Envoy in the place of one that may still run, with these arguments besides the usual ones.
+    ///
+    /// # Errors
+    /// If it does not start.
+    pub async fn another_envoy(&self, index: usize, args: &[String]) -> Result<Envoy> {
+        let (proxy, concurrency) = (&self.proxies[index], self.options.stack.concurrency);
+        Envoy::start_with(&self.tools.envoy, &proxy.config, concurrency, &proxy.dir, args).await
+    }
+
+    /// Starts a stand-in where it was; the one before may still run.
+    ///
+    /// # Errors
+    /// If it does not start.
+    pub async fn restart_replica(&mut self, index: usize) -> Result<()> {
+        let (process, address) = &mut self.replicas[index];
+        process.kill().await?;
+        let address = *address;
+        self.replicas[index] = start_stand_in(&self.tools, &self.options.stack, index + 1, address, self.dir.path()).await?;
         Ok(())
     }
 

@@ -12,7 +12,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Drive agent sessions through Envoy with affinity off and on, and print what it changed. About two minutes.
+    /// Drive agent sessions through Envoy with affinity off and on, and print what it changed. About three minutes.
     Demo(xtask::demo::DemoOptions),
     /// Run the whole stack until Ctrl-C.
     Up(xtask::up::UpOptions),
@@ -27,6 +27,8 @@ enum Command {
     Manifests,
     /// Build what is shipped: the module, the binaries and an OCI image of the module, into target/dist.
     Dist,
+    /// Check the dependencies' licences and sources; with `--advisories`, known holes too.
+    Deny(xtask::deny::DenyOptions),
     /// Try every reader of foreign bytes with damaged inputs for some minutes.
     Fuzz(xtask::fuzz::FuzzOptions),
 }
@@ -39,6 +41,7 @@ fn main() -> Result<()> {
         Command::Up(options) => runtime.block_on(xtask::up::up(options)),
         Command::Screenshots => xtask::tests::screenshots(),
         Command::Manifests => xtask::manifests::check(),
+        Command::Deny(options) => xtask::deny::deny(&options),
         Command::Dist => xtask::dist::dist(),
         Command::Fuzz(options) => xtask::fuzz::fuzz(&options),
         Command::Test(options) => runtime.block_on(xtask::tests::test(&options)),

@@ -1,16 +1,18 @@
 //! Child processes that end with their owner and keep what they said.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, Command};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::timeout;
+
+use crate::wait::eventually;
 
 /// How long a process has to say that it is ready.
 const READY: Duration = Duration::from_secs(60);
@@ -97,6 +99,37 @@ impl Process {
         self.child.kill().await.with_context(|| format!("stopping {}", self.name))
     }
 
+    /// Stops it where it is, or lets it go on. Its connections stay open, and the system accepts new ones for it. Returns when every thread
+    /// has stopped: until then one may answer.
+    ///
+    /// # Errors
+    /// If it has ended.
+    pub async fn freeze(&self, frozen: bool) -> Result<()> {
+        let (pid, signal) = (self.pid()?, if frozen { Signal::STOP } else { Signal::CONT });
+        kill_process(pid, signal).with_context(|| format!("stopping {} or letting it go on", self.name))?;
+        let tasks = format!("/proc/{}/task", pid.as_raw_nonzero());
+        eventually("every thread to stop", async || Ok(!frozen || are_stopped(&tasks)?)).await
+    }
+
+    fn pid(&self) -> Result<Pid> {
+        let id = self.child.id().and_then(|id| Pid::from_raw(id.try_into().ok()?));
+        id.with_context(|| format!("{} has ended", self.name))
+    }
+
+    /// Waits until it has ended.
+    ///
+    /// # Errors
+    /// If it did not succeed; the message has its last words.
+    pub async fn wait(&mut self) -> Result<()> {
+        // Its stdin stays open meanwhile: the end of that would end it.
+        let stdin = self.child.stdin.take();
+        let status = self.child.wait().await;
+        drop(stdin);
+        let status = status?;
+        ensure!(status.success(), "{} failed ({status}).\n{}", self.name, self.tail());
+        Ok(())
+    }
+
     /// Fails with its last words if it has ended.
     ///
     /// # Errors
@@ -124,8 +157,7 @@ impl Process {
 
     /// Kills the group it leads, if it leads one and has not ended.
     fn kill_group(&self) {
-        let leader = self.child.id().and_then(|id| Pid::from_raw(id.try_into().ok()?));
-        if let Some(group) = leader.filter(|_| self.leads_group) {
+        if let Some(group) = self.pid().ok().filter(|_| self.leads_group) {
             // It fails only if there is nothing left to kill.
             let _ = kill_process_group(group, Signal::KILL);
         }
@@ -171,4 +203,16 @@ fn open_log(name: &str, dir: &Path) -> Result<(PathBuf, File)> {
     let log = dir.join(format!("{name}.log"));
     let file = File::options().create(true).append(true).open(&log).with_context(|| format!("writing {}", log.display()))?;
     Ok((log, file))
+}
+
+/// Whether all tasks of this folder in /proc are stopped.
+fn are_stopped(tasks: &str) -> Result<bool> {
+    for task in fs::read_dir(tasks)? {
+        let stat = fs::read_to_string(task?.path().join("stat"))?;
+        // The state stands behind the name, which is in parentheses and may have any characters: proc_pid_stat(5).
+        if !stat.rsplit(") ").next().is_some_and(|state| state.starts_with('T')) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }

@@ -243,7 +243,14 @@ pub async fn start_replicas(tools: &Tools, options: &StackOptions, dir: &Path) -
     Ok(replicas)
 }
 
-async fn start_stand_in(tools: &Tools, options: &StackOptions, number: usize, listen: SocketAddr, dir: &Path) -> Result<Replica> {
+/// Starts one stand-in.
+pub(crate) async fn start_stand_in(
+    tools: &Tools,
+    options: &StackOptions,
+    number: usize,
+    listen: SocketAddr,
+    dir: &Path,
+) -> Result<Replica> {
     let own = ["replica", "--ready-json", "--listen", &listen.to_string(), "--model", MODEL].map(str::to_owned);
     let args: Vec<_> = own.into_iter().chain(options.replica_args.iter().cloned()).collect();
     let (process, ready) = Process::start_ready(&format!("replica-{number}"), &tools.bench, &args, dir).await?;

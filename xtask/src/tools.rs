@@ -318,6 +318,22 @@ pub fn redis() -> Result<PathBuf> {
     found().context(missing)
 }
 
+/// What network namespaces of one's own and packet filters in them need: `unshare`, `ip` and `nft`, from `PATH` or Debian's packages.
+///
+/// # Errors
+/// If something is missing and cannot be installed.
+pub fn network() -> Result<[PathBuf; 3]> {
+    let _lock = lock()?;
+    let names = ["unshare", "ip", "nft"];
+    let found = || names.map(find_in_path);
+    let missing = "unshare, ip or nft is missing: install them (on Debian, `apt-get install util-linux iproute2 nftables`)";
+    if found().iter().any(Option::is_none) {
+        apt_install(&["util-linux", "iproute2", "nftables"], missing)?;
+    }
+    let [Some(unshare), Some(ip), Some(nft)] = found() else { bail!(missing) };
+    Ok([unshare, ip, nft])
+}
+
 /// A Node.js for tests on wasm32: from `PATH`, or installed. Returns the folder of the binary.
 ///
 /// # Errors
@@ -372,6 +388,24 @@ pub fn wasm_bindgen_runner() -> Result<PathBuf> {
         install(&["--locked"]).or_else(|_| install(&[]))?;
     }
     Ok(bin)
+}
+
+/// cargo-deny, from `PATH` or built, as a command to be completed.
+///
+/// # Errors
+/// If it cannot be built.
+pub fn cargo_deny() -> Result<Command> {
+    let _lock = lock()?;
+    if let Some(path) = find_in_path("cargo-deny") {
+        return Ok(Command::new(path));
+    }
+    let home = tools_dir().join("cargo-deny");
+    let binary = home.join("bin/cargo-deny");
+    if !binary.is_file() {
+        say("building cargo-deny: this takes some minutes");
+        run(cargo().args(["install", "--quiet", "--locked", "cargo-deny", "--root"]).arg(&home))?;
+    }
+    Ok(Command::new(binary))
 }
 
 fn locked_version<'a>(lock_file: &'a str, package: &str) -> Option<&'a str> {

@@ -1,8 +1,10 @@
 //! The clients: connections that stay open, each sending its next request when the last is answered.
 
-use super::request::Request;
+use super::request::{IdPlace, Request};
+use super::upstream;
 use anyhow::{Context, Result, bail, ensure};
 use hdrhistogram::Histogram;
+use std::collections::{BTreeSet, HashMap};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::thread;
@@ -36,6 +38,27 @@ impl Load {
     }
 }
 
+/// Which upstreams answered, and whether conversations stayed there. A conversation named in headers and one named in bodies are two.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Homes {
+    /// Conversations that had a request.
+    pub conversations: u64,
+    /// Requests that another upstream answered than their conversation's first.
+    pub away: u64,
+    /// The upstreams that conversations had their first request at.
+    pub upstreams: BTreeSet<usize>,
+}
+
+impl Homes {
+    /// Fails if a conversation moved, or if not all of this many upstreams were used.
+    pub(super) fn ensure_kept(&self, upstreams: usize) -> Result<()> {
+        ensure!(self.away == 0, "{} requests went to another upstream than their conversation's first", self.away);
+        let used = self.upstreams.len();
+        ensure!(used == upstreams, "{} conversations used {used} of {upstreams} upstreams", self.conversations);
+        Ok(())
+    }
+}
+
 #[derive(Debug)]
 struct Connection {
     stream: TcpStream,
@@ -43,6 +66,10 @@ struct Connection {
     /// Its own conversations, which no other connection has, so that a conversation has one turn at a time.
     conversations: std::ops::Range<u32>,
     next: u32,
+    /// The upstream that answered a conversation's first request.
+    firsts: HashMap<(IdPlace, u32), usize>,
+    /// Requests that another one answered.
+    away: u64,
 }
 
 /// When a connection stops.
@@ -65,7 +92,8 @@ impl Driver {
             stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
             let first = |number: u32| (u64::from(conversations) * u64::from(number) / u64::from(connections)) as u32;
             let conversations = first(number)..first(number + 1);
-            Ok(Connection { stream, answer: vec![0; ANSWER_BYTES], next: conversations.start, conversations })
+            let (answer, next) = (vec![0; ANSWER_BYTES], conversations.start);
+            Ok(Connection { stream, answer, conversations, next, firsts: HashMap::new(), away: 0 })
         };
         Ok(Self { connections: (0..connections).map(connect).collect::<Result<_>>()? })
     }
@@ -84,6 +112,17 @@ impl Driver {
     /// If an answer is not a 200, or none comes.
     pub fn run_once(&mut self, request: &Request) -> Result<Load> {
         self.run(request, Until::EachConversationOnce)
+    }
+
+    /// Where all requests so far were answered.
+    pub fn homes(&self) -> Homes {
+        let mut homes = Homes::default();
+        for connection in &self.connections {
+            homes.conversations += connection.firsts.len() as u64;
+            homes.away += connection.away;
+            homes.upstreams.extend(connection.firsts.values());
+        }
+        homes
     }
 
     fn run(&mut self, request: &Request, until: Until) -> Result<Load> {
@@ -125,8 +164,10 @@ impl Connection {
                 return Ok(latencies_us);
             }
             self.stream.write_all(request.of(self.next)).context("sending a request")?;
-            self.receive()?;
+            let upstream = self.receive()?;
             latencies_us.saturating_record(u64::try_from(sent.elapsed().as_micros()).unwrap_or(u64::MAX));
+            let first = *self.firsts.entry((request.place(), self.next)).or_insert(upstream);
+            self.away += u64::from(first != upstream);
             self.next += 1;
             if self.next == self.conversations.end {
                 self.next = self.conversations.start;
@@ -137,40 +178,50 @@ impl Connection {
         }
     }
 
-    /// Reads one answer to its end.
-    fn receive(&mut self) -> Result<()> {
-        let (mut filled, mut size) = (0, None);
-        while size.is_none_or(|size| filled < size) {
+    /// Reads one answer to its end, and says which upstream gave it.
+    fn receive(&mut self) -> Result<usize> {
+        let (mut filled, mut head) = (0, None);
+        while head.as_ref().is_none_or(|head: &Head| filled < head.answer_bytes) {
             ensure!(filled < self.answer.len(), "an answer has more than {ANSWER_BYTES} bytes");
             let read = self.stream.read(&mut self.answer[filled..]).context("waiting for an answer")?;
             ensure!(read > 0, "the proxy closed a connection in place of an answer");
             filled += read;
-            if size.is_none() {
-                size = answer_size(&self.answer[..filled])?;
+            if head.is_none() {
+                head = Head::read(&self.answer[..filled])?;
             }
         }
-        ensure!(size == Some(filled), "an answer is longer than it says");
-        Ok(())
+        let head = head.filter(|head| head.answer_bytes == filled).context("an answer is longer than it says")?;
+        Ok(head.upstream)
     }
 }
 
-/// The size of an answer, head and body; `None` if the head is not complete.
-fn answer_size(bytes: &[u8]) -> Result<Option<usize>> {
-    let mut headers = [httparse::EMPTY_HEADER; 64];
-    let mut response = httparse::Response::new(&mut headers);
-    let httparse::Status::Complete(head) = response.parse(bytes).context("an answer is not HTTP/1.1")? else { return Ok(None) };
-    if response.code != Some(200) {
-        let body = String::from_utf8_lossy(&bytes[head..]);
-        bail!("an answer has the status {}: {}", response.code.unwrap_or(0), body.trim());
+/// What is read of an answer's head.
+struct Head {
+    /// The size of the answer, head and body.
+    answer_bytes: usize,
+    upstream: usize,
+}
+
+impl Head {
+    /// `None` if the head is not complete.
+    fn read(bytes: &[u8]) -> Result<Option<Self>> {
+        let mut headers = [httparse::EMPTY_HEADER; 64];
+        let mut response = httparse::Response::new(&mut headers);
+        let httparse::Status::Complete(head) = response.parse(bytes).context("an answer is not HTTP/1.1")? else { return Ok(None) };
+        if response.code != Some(200) {
+            let body = String::from_utf8_lossy(&bytes[head..]);
+            bail!("an answer has the status {}: {}", response.code.unwrap_or(0), body.trim());
+        }
+        let number = |name| super::number(response.headers, name);
+        let body = number("content-length").context("an answer does not say how long it is")?;
+        let upstream = number(upstream::HEADER).context("an answer does not say which upstream gave it")?;
+        Ok(Some(Self { answer_bytes: head + body, upstream }))
     }
-    let body = super::content_length(response.headers).context("an answer does not say how long it is")?;
-    Ok(Some(head + body))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::request::IdPlace;
-    use super::super::upstream::{self, Answer};
+    use super::super::upstream::Answer;
     use super::*;
 
     fn drive(answer: Answer, connections: u32, time: Duration) -> Result<Load> {
@@ -198,6 +249,24 @@ mod tests {
         for _ in 0..2 {
             assert_eq!(driver.run_once(&Request::new(1000, IdPlace::Header)).unwrap().requests(), 100);
         }
+    }
+
+    #[test]
+    fn where_conversations_are_answered_is_kept_by_where_they_are_named() {
+        let servers = upstream::start(2, Answer::default()).unwrap();
+        let mut driver = Driver::connect(servers[0], 2, 10).unwrap();
+        for place in [IdPlace::Header, IdPlace::Header, IdPlace::Body] {
+            driver.run_once(&Request::new(1000, place)).unwrap();
+        }
+        let first_alone = Homes { conversations: 20, away: 0, upstreams: BTreeSet::from([0]) };
+        assert_eq!(driver.homes(), first_alone);
+        assert!(first_alone.ensure_kept(1).is_ok() && first_alone.ensure_kept(2).is_err());
+
+        // The proxy has another idea of one connection's conversations.
+        driver.connections[0].stream = TcpStream::connect(servers[1]).unwrap();
+        driver.run_once(&Request::new(1000, IdPlace::Header)).unwrap();
+        assert_eq!(driver.homes().away, 5);
+        assert!(driver.homes().ensure_kept(1).unwrap_err().to_string().starts_with("5 requests went to another upstream"));
     }
 
     #[test]

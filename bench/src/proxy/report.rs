@@ -1,6 +1,7 @@
 //! What was measured, as figures and as a table.
 
-use super::{IdPlace, Load, ProxyConfig};
+use super::aims::{self, Aim};
+use super::{Case, Homes, IdPlace, Load, ProxyConfig, Subject};
 use serde::Serialize;
 use std::fmt;
 use std::time::Duration;
@@ -14,20 +15,24 @@ pub struct Figures {
     pub p50_us: f64,
     /// 99 of 100 requests took no longer.
     pub p99_us: f64,
-    /// The proxy's CPU time for a request.
+    /// The CPU time for a request, of the proxy and of the subject's helper.
     pub cpu_us: f64,
-    /// The CPUs the proxy kept busy. Below about 1 for one worker, requests per second say more of the machine than of the proxy.
+    /// How much of it is the helper's; 0 for a subject that has none.
+    pub helper_cpu_us: f64,
+    /// The CPUs that both kept busy. Below about 1 for one worker, requests per second say more of the machine than of the proxy.
     pub cpus_busy: f64,
 }
 
 impl Figures {
-    pub(super) fn new(load: &Load, cpu: Duration) -> Self {
+    pub(super) fn new(load: &Load, proxy: Duration, helper: Duration) -> Self {
+        let cpu = proxy + helper;
         let (requests, elapsed_s) = (load.requests() as f64, load.elapsed.as_secs_f64());
         Self {
             requests_per_s: requests / elapsed_s,
             p50_us: load.latencies_us.value_at_quantile(0.5) as f64,
             p99_us: load.latencies_us.value_at_quantile(0.99) as f64,
             cpu_us: cpu.as_secs_f64() * 1e6 / requests,
+            helper_cpu_us: helper.as_secs_f64() * 1e6 / requests,
             cpus_busy: cpu.as_secs_f64() / elapsed_s,
         }
     }
@@ -39,6 +44,7 @@ impl Figures {
             p50_us: median(|round| round.p50_us),
             p99_us: median(|round| round.p99_us),
             cpu_us: median(|round| round.cpu_us),
+            helper_cpu_us: median(|round| round.helper_cpu_us),
             cpus_busy: median(|round| round.cpus_busy),
         }
     }
@@ -57,7 +63,7 @@ pub struct Spread {
 
 impl Spread {
     /// Not a number if there are no values.
-    fn of(values: impl Iterator<Item = f64>) -> Self {
+    pub(super) fn of(values: impl Iterator<Item = f64>) -> Self {
         let mut sorted: Vec<_> = values.collect();
         sorted.sort_by(f64::total_cmp);
         let at = |index: usize| sorted.get(index).copied().unwrap_or(f64::NAN);
@@ -114,8 +120,19 @@ pub struct CaseReport {
     pub body_bytes: usize,
     /// Where the conversation is named: `header` or `body`.
     pub id: String,
-    /// Every subject.
+    /// Every subject that takes such requests.
     pub subjects: Vec<SubjectReport>,
+}
+
+/// A subject's own check that it did what it is measured for.
+#[derive(Clone, Debug, Serialize)]
+pub struct HomesReport {
+    /// The subject.
+    pub subject: String,
+    /// Conversations that had a request.
+    pub conversations: u64,
+    /// Upstreams that served them, each conversation the same one all the time.
+    pub upstreams: usize,
 }
 
 /// Everything that was measured.
@@ -123,6 +140,8 @@ pub struct CaseReport {
 pub struct Report {
     /// The machine's CPUs.
     pub cpus: usize,
+    /// The proxy's workers.
+    pub workers: usize,
     /// How often each case went to each subject.
     pub rounds: usize,
     /// How long each time, in seconds.
@@ -135,34 +154,45 @@ pub struct Report {
     pub idle_cpus_busy: f64,
     /// Every case.
     pub cases: Vec<CaseReport>,
+    /// The subjects that had to keep conversations where they were first, and did.
+    pub homes: Vec<HomesReport>,
+    /// What the measurement is for, of the subjects and sizes that were measured.
+    pub aims: Vec<Aim>,
 }
 
 impl Report {
-    /// The figures are by case, subject and round.
-    pub(super) fn new(config: &ProxyConfig, idle_cpus_busy: f64, figures: &[Vec<Vec<Figures>>]) -> Self {
+    /// The figures are by case, subject and round, and there are none where a subject does not take a case.
+    pub(super) fn new(config: &ProxyConfig, idle_cpus_busy: f64, figures: &[Vec<Vec<Figures>>], homes: &[Homes]) -> Self {
         let subjects = |by_subject: &Vec<Vec<Figures>>| {
-            let named = config.subjects.iter().zip(by_subject).enumerate();
-            let report = |(index, (subject, rounds)): (usize, (&super::Subject, &Vec<Figures>))| SubjectReport {
+            let measured = config.subjects.iter().zip(by_subject).enumerate().filter(|(_, (_, rounds))| !rounds.is_empty());
+            let report = |(index, (subject, rounds)): (usize, (&Subject, &Vec<Figures>))| SubjectReport {
                 name: subject.name.clone(),
                 figures: Figures::medians(rounds),
                 lowest_cpu_us: Spread::of(rounds.iter().map(|round| round.cpu_us)).min,
                 ratios: (index > 0).then(|| Ratios::new(rounds, &by_subject[0])),
             };
-            named.map(report).collect()
+            measured.map(report).collect()
         };
-        let case = |(case, by_subject): (&super::Case, &Vec<Vec<Figures>>)| CaseReport {
+        let case = |(case, by_subject): (&Case, &Vec<Vec<Figures>>)| CaseReport {
             body_bytes: case.body_bytes,
             id: IdPlace::to_string(&case.id),
             subjects: subjects(by_subject),
         };
+        let kept = |(subject, homes): (&Subject, &Homes)| {
+            let (conversations, upstreams) = (homes.conversations, homes.upstreams.len());
+            subject.keeps_homes.then(|| HomesReport { subject: subject.name.clone(), conversations, upstreams })
+        };
         Self {
             cpus: std::thread::available_parallelism().map_or(0, usize::from),
+            workers: config.workers,
             rounds: config.rounds,
             seconds: config.time.as_secs_f64(),
             connections: config.connections,
             conversations: config.conversations,
             idle_cpus_busy,
             cases: config.cases.iter().zip(figures).map(case).collect(),
+            homes: config.subjects.iter().zip(homes).filter_map(kept).collect(),
+            aims: aims::of(config, figures),
         }
     }
 }
@@ -172,8 +202,8 @@ impl fmt::Display for Report {
         let first = self.cases.first().and_then(|case| case.subjects.first()).map_or("", |subject| subject.name.as_str());
         writeln!(
             f,
-            "{} connections, {} conversations, {} rounds of {} s; {} CPUs for clients, proxy and upstreams together.",
-            self.connections, self.conversations, self.rounds, self.seconds, self.cpus
+            "Workers: {}. {} connections, {} conversations, {} rounds of {} s; {} CPUs for everything together.",
+            self.workers, self.connections, self.conversations, self.rounds, self.seconds, self.cpus
         )?;
         writeln!(f, "Medians over the rounds; x is the median of a round's ratio to `{first}`, with its lowest and highest.")?;
         writeln!(f, "With nothing to do the proxy keeps {:.2} % of a CPU busy.\n", self.idle_cpus_busy * 100.0)?;
@@ -184,7 +214,7 @@ impl fmt::Display for Report {
         )?;
         for case in &self.cases {
             for (index, subject) in case.subjects.iter().enumerate() {
-                let size = format!("{} KB", case.body_bytes >> 10);
+                let size = size(case.body_bytes);
                 let (size, id) = if index == 0 { (size.as_str(), case.id.as_str()) } else { ("", "") };
                 let figures = &subject.figures;
                 let ratio =
@@ -206,11 +236,22 @@ impl fmt::Display for Report {
                 )?;
             }
         }
-        Ok(())
+        if !self.homes.is_empty() {
+            let kept = |homes: &HomesReport| {
+                format!("{} ({} conversations, {} upstreams)", homes.subject, homes.conversations, homes.upstreams)
+            };
+            let kept: Vec<_> = self.homes.iter().map(kept).collect();
+            writeln!(f, "\nEach conversation stayed with its upstream: {}.", kept.join(", "))?;
+        }
+        aims::write(f, &self.aims)
     }
 }
 
-fn text(spread: &Spread, digits: usize) -> String {
+pub(super) fn size(bytes: usize) -> String {
+    format!("{} KB", bytes >> 10)
+}
+
+pub(super) fn text(spread: &Spread, digits: usize) -> String {
     format!("{:.digits$} ({:.digits$}-{:.digits$})", spread.median, spread.min, spread.max)
 }
 
@@ -219,7 +260,7 @@ mod tests {
     use super::*;
 
     fn round(requests_per_s: f64, cpu_us: f64) -> Figures {
-        Figures { requests_per_s, p50_us: 100.0, p99_us: 200.0, cpu_us, cpus_busy: 1.0 }
+        Figures { requests_per_s, p50_us: 100.0, p99_us: 200.0, cpu_us, helper_cpu_us: 0.0, cpus_busy: 1.0 }
     }
 
     #[test]

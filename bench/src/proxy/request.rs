@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use std::fmt;
 
 /// Where a request names its conversation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum IdPlace {
     /// In the header `x-session-id`.
     Header,
@@ -28,6 +28,7 @@ impl fmt::Display for IdPlace {
 #[derive(Clone, Debug)]
 pub struct Request {
     bytes: Vec<u8>,
+    place: IdPlace,
     id_at: usize,
 }
 
@@ -56,7 +57,12 @@ impl Request {
         bytes.extend_from_slice(body.as_bytes());
         // The only place of these characters: the texts have no such digits.
         let id_at = memchr::memmem::find(&bytes, ID.as_bytes()).expect("the id was written above");
-        Self { bytes, id_at }
+        Self { bytes, place: id, id_at }
+    }
+
+    /// Where it names its conversation.
+    pub fn place(&self) -> IdPlace {
+        self.place
     }
 
     /// The request's bytes as one of this conversation.

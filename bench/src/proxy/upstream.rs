@@ -11,6 +11,9 @@ const HEAD_BYTES: usize = 16 << 10;
 
 const ANSWER: &str = r#"{"id":"msg_1","type":"message","role":"assistant","model":"qwen3-4b","content":[{"type":"text","text":"Done."}],"stop_reason":"end_turn","usage":{"input_tokens":9,"output_tokens":3}}"#;
 
+/// The header that says which server answered, counted from 0.
+pub(super) const HEADER: &str = "x-upstream";
+
 /// How the servers answer.
 #[derive(Clone, Copy, Debug)]
 pub struct Answer {
@@ -32,26 +35,26 @@ impl Default for Answer {
 /// # Errors
 /// If there is no port or no thread for them.
 pub fn start(count: usize, answer: Answer) -> Result<Vec<SocketAddr>> {
-    let server = || {
+    let server = |number: usize| {
         let listener = TcpListener::bind("127.0.0.1:0").context("cannot listen on the loopback interface")?;
         let address = listener.local_addr()?;
         let accept = move || {
             for stream in listener.incoming().flatten() {
                 // A connection that gets no thread is closed, which its client sees.
-                let _ = thread::Builder::new().spawn(move || serve(stream, answer));
+                let _ = thread::Builder::new().spawn(move || serve(stream, number, answer));
             }
         };
         thread::Builder::new().spawn(accept).context("cannot start a thread")?;
         Ok(address)
     };
-    (0..count).map(|_| server()).collect()
+    (0..count).map(server).collect()
 }
 
 /// Answers one request after the other until the client closes.
-fn serve(mut stream: TcpStream, answer: Answer) -> io::Result<()> {
+fn serve(mut stream: TcpStream, number: usize, answer: Answer) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let response = format!(
-        "HTTP/1.1 {} -\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{ANSWER}",
+        "HTTP/1.1 {} -\r\ncontent-type: application/json\r\n{HEADER}: {number}\r\ncontent-length: {}\r\n\r\n{ANSWER}",
         answer.status,
         ANSWER.len()
     );
@@ -90,7 +93,7 @@ fn request_sizes(bytes: &[u8]) -> io::Result<Option<(usize, usize)>> {
     let mut headers = [httparse::EMPTY_HEADER; 64];
     let mut request = httparse::Request::new(&mut headers);
     match request.parse(bytes).map_err(io::Error::other)? {
-        httparse::Status::Complete(head) => Ok(Some((head, super::content_length(request.headers).unwrap_or(0)))),
+        httparse::Status::Complete(head) => Ok(Some((head, super::number(request.headers, "content-length").unwrap_or(0)))),
         httparse::Status::Partial if bytes.len() < HEAD_BYTES => Ok(None),
         httparse::Status::Partial => Err(io::Error::other("the headers are too large")),
     }

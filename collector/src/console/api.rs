@@ -5,11 +5,11 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
-use axum::response::{IntoResponse, Response};
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 
 use super::Live;
 use crate::history::PoolHistory;
+use crate::http::Refusal;
 use crate::status::{EnvoyStatus, PoolStatus, Status};
 
 #[derive(Deserialize)]
@@ -17,20 +17,6 @@ pub(super) struct HistoryQuery {
     pool: Option<String>,
     #[serde(default)]
     since: u64,
-}
-
-#[derive(Serialize)]
-struct ErrorBody {
-    error: String,
-}
-
-/// A refusal, with what to do.
-pub(super) struct Refusal(StatusCode, String);
-
-impl IntoResponse for Refusal {
-    fn into_response(self) -> Response {
-        (self.0, Json(ErrorBody { error: self.1 })).into_response()
-    }
 }
 
 pub(super) async fn pools(State(live): State<Arc<Live>>) -> Json<Status> {

@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::Duration;
 
 use homing_routing::sync::SyncAnswer;
 use tokio::sync::Notify;
@@ -11,6 +12,9 @@ use tokio::time::Instant;
 use super::lock;
 use super::source::Source;
 use crate::config::{ControlUrl, EnvoyConfig, EnvoyPlace};
+
+/// How long ago an Envoy's last answer may be for it to count as connected.
+const CONNECTED: Duration = Duration::from_secs(3);
 
 /// One Envoy and the exchanges with it.
 #[derive(Debug)]
@@ -35,6 +39,8 @@ pub struct Exchanges {
     pub answer: Option<SyncAnswer>,
     /// When it did.
     pub answered_at: Option<Instant>,
+    /// After how many seconds without a turn it forgets a conversation, as it last said.
+    pub(crate) idle_s: Option<u32>,
     /// Bindings that it told, over all answers.
     pub bindings: u64,
     /// Bindings of others that it was sent and took.
@@ -85,6 +91,16 @@ impl Envoy {
     /// The exchanges so far. Do not wait for anything while holding them.
     pub fn exchanges(&self) -> MutexGuard<'_, Exchanges> {
         lock(&self.exchanges)
+    }
+}
+
+// === impl Exchanges ===
+
+impl Exchanges {
+    /// Whether what it last answered is still true at `now`: of what it has in flight, holds, and is set up with. One exchange that fails
+    /// changes nothing of that.
+    pub fn is_connected(&self, now: Instant) -> bool {
+        self.answered_at.is_some_and(|at| now.duration_since(at) < CONNECTED)
     }
 }
 

@@ -15,6 +15,7 @@ use super::source::Source;
 use crate::config::{EndpointConfig, PoolConfig};
 use crate::drain::Drains;
 use crate::endpoint::{Endpoint, Replica};
+use crate::vllm::PromptCacheSource;
 
 /// An endpoint, which its poll and whoever asks for it share. Do not wait for anything while it is locked.
 pub type SharedEndpoint = Arc<Mutex<Endpoint>>;
@@ -40,11 +41,17 @@ pub struct Pool {
 #[derive(Debug, Default)]
 pub(super) struct Texts {
     estimator: Estimator,
-    counted: Vec<Counted>,
+    counted: Counted,
 }
 
-/// An Envoy by its number, and since when it counts.
-pub(super) type Counted = (u64, Option<u64>);
+/// Whose counters are in a pool's totals.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Counted {
+    /// Engines that were read: how often the server restarted, and which of its counters tell what the cache had.
+    pub(super) engines: Vec<(ReplicaName, u64, Option<PromptCacheSource>)>,
+    /// Envoys by their numbers, and since when each counts.
+    pub(super) envoys: Vec<(u64, Option<u64>)>,
+}
 
 /// The endpoints there are, as [`Pool::reconcile`] last left them.
 #[derive(Debug, Default)]
@@ -67,7 +74,7 @@ pub(crate) struct Change {
 
 impl Texts {
     /// Takes the totals as they are now, and whose they are: where others are counted than before, the sums say nothing of what came since.
-    pub(super) fn update(&mut self, totals: &Totals, counted: Vec<Counted>) -> &Estimator {
+    pub(super) fn update(&mut self, totals: &Totals, counted: Counted) -> &Estimator {
         if self.counted != counted {
             self.estimator.begin_window();
             self.counted = counted;
@@ -186,6 +193,11 @@ impl Pool {
         replicas
     }
 
+    /// Bytes of a request's body that make one token of its texts, as far as that has been learned.
+    pub(crate) fn bytes_per_token(&self) -> f32 {
+        lock(&self.texts).estimator.texts().bytes_per_token
+    }
+
     /// The state of each replica at an endpoint.
     pub(crate) fn states(&self, endpoint: &Endpoint) -> Vec<(ReplicaName, ReplicaState)> {
         endpoint.states(&self.drains.read())
@@ -283,23 +295,6 @@ mod tests {
         pool.found(1, None, Some("broken".to_owned()));
         pool.reconcile();
         assert!(pool.is_settled());
-    }
-
-    #[test]
-    fn texts_are_not_judged_by_what_an_envoy_that_comes_or_goes_had_counted_before() {
-        let totals = |conversations: u64, elsewhere: u64| Totals {
-            prompt_tokens: conversations * 1_000,
-            prompt_bytes: conversations * 3_000 + elsewhere,
-            first_turns: conversations,
-            ..Totals::default()
-        };
-        let mut texts = Texts::default();
-        texts.update(&totals(0, 0), vec![(0, Some(1))]);
-        let joined = vec![(0, Some(1)), (1, Some(1))];
-        assert_eq!(texts.update(&totals(50, 1_000_000), joined.clone()).bytes_per_token(), None);
-        assert_eq!(texts.update(&totals(100, 1_000_000), joined).bytes_per_token(), Some(3.0));
-        texts.update(&totals(200, 0), vec![(0, Some(1))]);
-        assert_eq!(texts.update(&totals(300, 0), vec![(0, Some(1))]).bytes_per_token(), Some(3.0));
     }
 
     #[test]

@@ -17,7 +17,13 @@ use crate::console::Live;
 use crate::fleet::{Fleet, lock};
 use crate::status::{Affinity, EnvoyStatus, PoolStatus, ReplicaStatus, SourceStatus, Status, StoreStatus};
 
-const STATES: [ReplicaState; 4] = [ReplicaState::Ready, ReplicaState::Down, ReplicaState::Draining, ReplicaState::Asleep];
+/// Every state, as the API writes it too.
+const STATES: [(ReplicaState, &str); 4] = [
+    (ReplicaState::Ready, "ready"),
+    (ReplicaState::Down, "down"),
+    (ReplicaState::Draining, "draining"),
+    (ReplicaState::Asleep, "asleep"),
+];
 
 #[derive(Debug)]
 pub(super) struct Shown {
@@ -134,9 +140,9 @@ fn replicas(to: &mut Encoder<'_, '_>, status: &Status) -> fmt::Result {
         .map(|(pool, replica)| (EndpointLabels { pool, replica: replica.report.replica.to_string() }, replica))
         .collect();
     let states = replicas.iter().flat_map(|(labels, replica)| {
-        STATES.iter().map(move |&state| {
+        STATES.iter().map(move |&(state, as_text)| {
             let EndpointLabels { pool, replica: name } = labels.clone();
-            (StateLabels { pool, replica: name, state: state_name(state) }, f64::from(u8::from(replica.report.state == state)))
+            (StateLabels { pool, replica: name, state: as_text }, f64::from(u8::from(replica.report.state == state)))
         })
     });
     to.gauges("replica_state", "1 for the state a replica is in", states)?;
@@ -278,12 +284,14 @@ impl Encoder<'_, '_> {
     }
 }
 
-/// A state as the exchange and the metrics write it.
-fn state_name(state: ReplicaState) -> &'static str {
-    match state {
-        ReplicaState::Ready => "ready",
-        ReplicaState::Down => "down",
-        ReplicaState::Draining => "draining",
-        ReplicaState::Asleep => "asleep",
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn states_are_written_as_in_the_api() {
+        for (state, name) in STATES {
+            assert_eq!(serde_json::to_value(state).expect("JSON"), name);
+        }
     }
 }

@@ -3,6 +3,7 @@
 mod command;
 mod config;
 mod discovering;
+mod documented;
 mod draining;
 mod fakes;
 mod finding_envoys;

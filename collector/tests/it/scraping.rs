@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::fakes::{FakeReplica, IDLE, Metrics, TWO_RANKS, config, free_address, run, says};
+use crate::fakes::{Behaviour, FakeEnvoy, FakeReplica, IDLE, Metrics, TWO_RANKS, config, envoys, free_address, run, says};
 
 fn text(text: &str) -> Metrics {
     Metrics::Text(text.to_owned())
@@ -64,16 +64,26 @@ async fn an_answer_that_never_ends_is_given_up_in_time() {
     assert_eq!(status["pools"][0]["replicas"][0]["running"], 0, "nothing of it counts");
 }
 
+/// The greatest count that is taken for one: 2^53.
+const GREATEST: u64 = 9_007_199_254_740_992;
+
 #[tokio::test]
 async fn figures_that_no_engine_can_have_are_bounded() {
     let lies = IDLE
         .replace("num_requests_running{engine=\"0\",model_name=\"tiny\"} 0.0", "num_requests_running{engine=\"0\"} 1e300")
         .replace("kv_cache_usage_perc{engine=\"0\",model_name=\"tiny\"} 0.0", "kv_cache_usage_perc{engine=\"0\"} NaN")
-        .replace("num_requests_waiting{engine=\"0\",model_name=\"tiny\"} 0.0", "num_requests_waiting{engine=\"0\"} -7");
-    let replica = FakeReplica::start(text(&lies)).await;
-    let collector = run(&config(&[replica.address()], "")).await;
-    let seen = collector.until_replica(0, "ready").await;
+        .replace("num_requests_waiting{engine=\"0\",model_name=\"tiny\"} 0.0", "num_requests_waiting{engine=\"0\"} -7")
+        .replace("prompt_tokens_total{engine=\"0\",model_name=\"tiny\"} 6080.0", "prompt_tokens_total{engine=\"0\"} 1e300")
+        .replace("kv_cache_size_tokens=\"4194304\"", "kv_cache_size_tokens=\"18446744073709551615\"");
+    let replicas = [FakeReplica::start(text(&lies)).await, FakeReplica::start(text(&lies)).await];
+    let envoy = FakeEnvoy::start(Behaviour::Admit).await;
+    let more = envoys(&[&format!("url: '{}'", envoy.url())]);
+    let collector = run(&config(&replicas.each_ref().map(FakeReplica::address), &more)).await;
+    let seen = collector.until_replica(1, "ready").await;
     assert_eq!((&seen["running"], &seen["waiting"], &seen["kv_usage"]), (&u32::MAX.into(), &0.into(), &0.0.into()));
+    assert_eq!((&seen["cache_tokens"], &seen["prompt_tokens"]), (&GREATEST.into(), &GREATEST.into()));
+    let status = collector.until("both", |status| status["pools"][0]["admission"]["cache_tokens"] == 2 * GREATEST).await;
+    assert_eq!(status["pools"][0]["capacity"]["cache_tokens"], 2 * GREATEST);
 }
 
 #[tokio::test]

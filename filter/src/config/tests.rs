@@ -1,3 +1,5 @@
+mod documented;
+
 use homing_corpus::{Input, mutated, seeds};
 use homing_routing::admission::{Admission, Overflow};
 use homing_routing::identity::AlsoSource;
@@ -138,6 +140,14 @@ fn a_refusal_names_the_key_and_what_it_may_be() {
             r#"{"role":"route","pools":[{"cluster":"a","affinity":false,"admission":{"mode":"working_set"}}]}"#,
             "pools[0].admission.mode: `working_set` needs `affinity: true`",
         ),
+        (
+            r#"{"role":"route","pools":[{"cluster":"a","replicas":["10.0.0.1:80","10.0.0.1:80"]}]}"#,
+            "pools[0].replicas: `10.0.0.1:80` stands twice",
+        ),
+        (
+            r#"{"role":"route","pools":[{"cluster":"a","conversation":{"headers":["x-mine","x mine"]}}]}"#,
+            "pools[0].conversation.headers: `x mine` is no header's name",
+        ),
         (r#"{"role":"control","pools":[{"cluster":"a"}]}"#, "pools: belongs to the filter with `role: route`"),
         ("", "it is empty"),
         ("not json", "neither a google.protobuf.Struct nor JSON"),
@@ -146,6 +156,16 @@ fn a_refusal_names_the_key_and_what_it_may_be() {
         let message = refused(json);
         assert!(message.contains(expected), "{json} gave: {message}");
     }
+}
+
+#[test]
+fn a_pool_names_as_many_replicas_as_a_snapshot_does() {
+    let pool = |count: usize| {
+        let replicas: Vec<_> = (0..count).map(|rank| format!("10.0.0.1:80#{rank}")).collect();
+        serde_json::json!({ "role": "route", "pools": [{ "cluster": "a", "replicas": replicas }] }).to_string()
+    };
+    assert_eq!(accepted(&pool(1024)).policies[0].replicas.len(), 1024);
+    assert!(refused(&pool(1025)).contains("pools[0].replicas: must be at most 1024"));
 }
 
 /// The protobuf of a JSON object, as Envoy makes it of YAML.
@@ -246,6 +266,14 @@ fn a_key_of_another_role_is_refused() {
         (r#"{"role":"model","token":"t"}"#, "token"),
         (r#"{"role":"control","header":"x-model"}"#, "header"),
         (r#"{"role":"route","header":"x-model","pools":[{"cluster":"a"}]}"#, "header"),
+        (r#"{"role":"route","token":"","pools":[{"cluster":"a"}]}"#, "token"),
+        (r#"{"role":"control","hash_key":"000102030405060708090a0b0c0d0e0f"}"#, "hash_key"),
+        (r#"{"role":"control","max_conversations":1000}"#, "max_conversations"),
+        (r#"{"role":"control","debug_headers":true}"#, "debug_headers"),
+        (r#"{"role":"control","max_body_bytes":1}"#, "max_body_bytes"),
+        (r#"{"role":"control","pools":[]}"#, "pools"),
+        (r#"{"role":"model","idle_timeout":"10m"}"#, "idle_timeout"),
+        (r#"{"role":"model","snapshot_max_age":"5s"}"#, "snapshot_max_age"),
     ] {
         assert!(refused(json).contains(&format!("{key}:")), "{json}: {}", refused(json));
     }

@@ -1,6 +1,7 @@
 //! What a response tells: where its request was served.
 
 use homing_routing::metric::ErrorKind;
+use homing_routing::outcome::Outcome;
 use homing_routing::router::Ticket;
 
 use super::verdict::REPLICA;
@@ -20,7 +21,8 @@ const ATTEMPTS: &str = "upstream\0request_attempt_count";
 pub(super) fn learn(routes: &Routes, ticket: &mut Ticket<Envoy>) {
     let Ok(mut router) = routes.router.try_borrow_mut() else { return };
     let status = Envoy.header(Map::Response, ":status").ok().flatten().unwrap_or_default();
-    let (is_error, failed) = (matches!(status.first(), Some(b'4' | b'5')), status.first() == Some(&b'5'));
+    let is_error = matches!(status.first(), Some(b'4' | b'5'));
+    let failed = is_failure(&status, ticket.planned());
     let from_replica = || !is_error || Envoy.property(CODE_DETAILS).ok().flatten().as_deref() == Some(b"via_upstream");
     let address = Envoy.property(UPSTREAM_ADDRESS).ok().flatten().and_then(|bytes| String::from_utf8(bytes).ok());
     let Some(address) = address.filter(|_| from_replica()) else {
@@ -34,6 +36,12 @@ pub(super) fn learn(routes: &Routes, ticket: &mut Ticket<Envoy>) {
     if moved && Envoy.property(ATTEMPTS).ok().flatten().as_deref() == Some(&1_u64.to_le_bytes()[..]) {
         router.count_error(ErrorKind::Mismatch, 1);
     }
+}
+
+/// Whether a status says that its replica fails. Of a request that the client pinned, only a gateway's status does: an engine may answer
+/// 500 to what the client made up, and clients must not choose whom that is held against.
+fn is_failure(status: &[u8], planned: Outcome) -> bool {
+    matches!(status, b"502" | b"503" | b"504") || (status.first() == Some(&b'5') && planned != Outcome::Pinned)
 }
 
 /// Tells the client where its request was served, and why.
@@ -56,5 +64,24 @@ pub(super) fn add_debug_headers(stream: &RouteStream, ticket: &Ticket<Envoy>) {
     }
     if let Some(held_ms) = stream.held_ms {
         set(HELD_MS, &held_ms.to_string());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_that_pins_cannot_have_a_500_held_against_its_replica() {
+        for status in [b"500", b"501", b"505"] {
+            assert!(!is_failure(status, Outcome::Pinned));
+            assert!(is_failure(status, Outcome::Placed) && is_failure(status, Outcome::Sticky));
+        }
+        for status in [b"502", b"503", b"504"] {
+            assert!(is_failure(status, Outcome::Pinned) && is_failure(status, Outcome::Placed));
+        }
+        for status in [b"200", b"400", b"429"] {
+            assert!(!is_failure(status, Outcome::Placed));
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! Who has a place at which replica, and who waits for one: one shared value a pool, changed by compare-and-swap.
 
 use crate::codec::{Reader, Writer};
-use crate::host::{Expected, Host, HostError, MetricId};
+use crate::host::{Expected, Host, HostError, MANY_TRIES, MetricId};
 use crate::metric::Metric;
 use crate::replica::ReplicaId;
 
@@ -19,9 +19,6 @@ pub const MAX_WAITING: usize = 4096;
 
 /// How long a place with a turn in flight is believed without news of that turn.
 const LEASE_MS: u64 = 600_000;
-
-/// How often a value is tried that must be written: a place that is not given back is lost until its lease ends.
-const TRIES: usize = 32;
 
 /// A conversation's place at a replica. It outlives its use for a while, so that the next turn's think time is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -239,7 +236,7 @@ impl SharedSet {
 
     /// Changes it, unless `with` says that there is nothing to change. What the host refuses is lost: a lease ends it.
     pub(crate) fn change(&self, host: &impl Host, with: impl Fn(&mut WorkingSet) -> bool) {
-        for _ in 0..TRIES {
+        for _ in 0..MANY_TRIES {
             let Ok(mut set) = self.open(host) else { return };
             if !with(&mut set) || self.store(host, &set) != Ok(false) {
                 return;

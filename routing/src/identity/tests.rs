@@ -205,6 +205,23 @@ fn a_body_is_read_only_if_it_may_name_something() {
     assert!(!reads(false, false, &[]) && !reads(false, false, &[AlsoSource::XUserId]));
 }
 
+#[test]
+fn an_operators_header_that_names_nothing_leaves_it_to_the_next() {
+    let headers = ["x-first".to_owned(), "x-second".to_owned()].to_vec();
+    let namer = Namer::new(Naming { headers, ..Naming::default() }, &[0; 16], "a");
+    let named = |headers: &[(&str, &str)]| {
+        let headers = headers.iter().map(|(name, value)| (name.as_bytes(), value.as_bytes()));
+        namer.from_headers(headers).expect("a conversation").source
+    };
+    let (second, known) = (("x-second", "mine"), ("x-session-id", "theirs"));
+    for first in [&[("x-first", "one"), ("x-first", "another")][..], &[("x-first", "null")], &[]] {
+        assert_eq!(named(&[first, &[second, known]].concat()), named(&[second]));
+        assert_eq!(named(&[&[second, known], first].concat()), named(&[second]));
+        assert_eq!(named(&[first, &[known]].concat()), named(&[known]));
+    }
+    assert_ne!(named(&[("x-first", "one"), second]), named(&[second]));
+}
+
 /// The bodies of the corpus, and those of the cases.
 fn bodies() -> Vec<Vec<u8>> {
     let cases = cases().into_iter().filter_map(|case| case.body).map(String::into_bytes);

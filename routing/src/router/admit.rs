@@ -5,18 +5,15 @@ use std::rc::Rc;
 
 use hashbrown::HashMap;
 
-use super::{Request, Router, TRIES, Verdict};
+use super::{Request, Router, Verdict};
 use crate::admission::{
     Admission, GROWTH_TOKENS, Overflow, Place, Reason, SMALL_TOKENS, SharedSet, Terms, Usage, Waiting, WorkingSet,
 };
-use crate::host::{Host, HostError};
+use crate::host::{Host, HostError, MANY_TRIES, TRIES};
 use crate::metric::{AdmissionEvent, ErrorKind};
 use crate::outcome::Outcome;
 use crate::pool::Pool;
 use crate::replica::ReplicaId;
-
-/// How often a value is tried that must be written: a place that is not given back is lost until its lease ends.
-const MANY_TRIES: usize = 32;
 
 /// A request in line. Dropping it takes it out.
 #[derive(Debug)]
@@ -34,6 +31,8 @@ pub(super) struct Turn<H: Host> {
     host: H,
     set: Rc<SharedSet>,
     digest: u64,
+    /// Since when it has the place: what ends later than its place belongs to no other.
+    since_ms: u64,
 }
 
 /// Why a request that waits is looked at.
@@ -66,9 +65,9 @@ impl<H: Host> Router<H> {
             }
             let terms = pool.terms(self.now_ms);
             terms.tidy(&mut set);
-            if let Some(replica) = self.enters(pool, &terms, &mut set, request, &mut waiting, Look::IsCalled)? {
+            if let Some(place) = self.enters(pool, &terms, &mut set, request, &mut waiting, Look::IsCalled)? {
                 if pool.working_set.store(&self.host, &set)? {
-                    return self.admitted(cluster, request, &waiting, replica).map(Some);
+                    return self.admitted(cluster, request, &place).map(Some);
                 }
                 continue;
             }
@@ -97,7 +96,8 @@ impl<H: Host> Router<H> {
         pool.called(&self.host, self.now_ms)
     }
 
-    /// Says that this thread's requests in line still wait. Call it every second.
+    /// Says that this thread's requests in line still wait. Call it at least every two seconds: those that nothing is said of are taken for
+    /// a dead thread's after four.
     ///
     /// # Errors
     /// When the host refuses.
@@ -172,14 +172,14 @@ impl<H: Host> Router<H> {
                 return self.overflows(cluster, request, &held.waiting);
             }
             let mut waiting = held.waiting;
-            let Some(replica) = self.enters(pool, &terms, &mut set, request, &mut waiting, look)? else { return Ok(None) };
+            let Some(place) = self.enters(pool, &terms, &mut set, request, &mut waiting, look)? else { return Ok(None) };
             if pool.working_set.store(&self.host, &set)? {
                 held.has_left.set(true);
                 pool.working_set.set_held(&self.host, set.waiting.len())?;
                 let event = if look == Look::Overdue { AdmissionEvent::Overdue } else { AdmissionEvent::Admitted };
                 pool.count_admission(&self.host, event)?;
                 pool.count_wait(&self.host, self.now_ms.saturating_sub(held.waiting.since_ms))?;
-                return self.admitted(cluster, request, &held.waiting, replica).map(Some);
+                return self.admitted(cluster, request, &place).map(Some);
             }
         }
         Ok(None)
@@ -221,7 +221,7 @@ impl<H: Host> Router<H> {
         request: &Request<'_>,
         waiting: &mut Waiting,
         look: Look,
-    ) -> Result<Option<ReplicaId>, HostError> {
+    ) -> Result<Option<Place>, HostError> {
         let turns_granted = pool.policy.admission.map_or(0, |admission| admission.turns);
         let known = set.place(waiting.digest).copied();
         let active = known.filter(|place| terms.is_active(place) && terms.rooms.room(place.replica).is_some());
@@ -251,7 +251,7 @@ impl<H: Host> Router<H> {
                 ..place
             };
             set.places.push(again);
-            return Ok(Some(replica));
+            return Ok(Some(again));
         }
         if lost == Some(Reason::TurnsUsed) {
             // It waits with the new ones.
@@ -276,8 +276,9 @@ impl<H: Host> Router<H> {
             waiting.reason = lost.unwrap_or_else(|| if has_room() { Reason::BehindOthers } else { Reason::NoRoom });
             return Ok(None);
         };
-        set.places.push(Place { lane: self.lane_tag(), ..waiting.place(replica, self.now_ms) });
-        Ok(Some(replica))
+        let place = Place { lane: self.lane_tag(), ..waiting.place(replica, self.now_ms) };
+        set.places.push(place);
+        Ok(Some(place))
     }
 
     /// The home, or else where a new conversation goes, of the replicas that are allowed.
@@ -290,7 +291,7 @@ impl<H: Host> Router<H> {
     ) -> Result<Option<ReplicaId>, HostError> {
         match waiting.home.filter(|home| allowed(*home)) {
             Some(home) => Ok(Some(home)),
-            None => self.best_of(pool, self.parent_home(request, waiting)?, request.bytes, allowed),
+            None => self.best_of(pool, self.parent_home(request, waiting)?, request, allowed),
         }
     }
 
@@ -310,18 +311,13 @@ impl<H: Host> Router<H> {
     }
 
     /// Routes a request that has its place.
-    fn admitted(
-        &mut self,
-        cluster: &[u8],
-        request: &Request<'_>,
-        waiting: &Waiting,
-        replica: ReplicaId,
-    ) -> Result<Verdict<H>, HostError> {
+    fn admitted(&mut self, cluster: &[u8], request: &Request<'_>, place: &Place) -> Result<Verdict<H>, HostError> {
         let Some(pool) = self.pools.get(cluster) else {
             return Ok(Verdict::Go(self.ticket(cluster, request, Outcome::Passed, None, Vec::new())));
         };
         // From here on the place is given back whatever happens.
-        let turn = Turn { host: self.host.clone(), set: Rc::clone(&pool.working_set), digest: waiting.digest };
+        let Place { digest, since_ms, replica, .. } = *place;
+        let turn = Turn { host: self.host.clone(), set: Rc::clone(&pool.working_set), digest, since_ms };
         let taken = match request.conversation {
             Some(conversation) => self.turn(cluster, conversation, request, Some(replica))?,
             None => self.place_at(cluster, replica, Outcome::Unkeyed, request)?,
@@ -345,9 +341,9 @@ impl<H: Host> Router<H> {
             let terms = pool.terms(self.now_ms);
             let mut set = pool.working_set.open(&self.host)?;
             let mut waiting = *waiting;
-            let Some(replica) = self.enters(pool, &terms, &mut set, request, &mut waiting, Look::Overdue)? else { break };
+            let Some(place) = self.enters(pool, &terms, &mut set, request, &mut waiting, Look::Overdue)? else { break };
             if pool.working_set.store(&self.host, &set)? {
-                return self.admitted(cluster, request, &waiting, replica).map(Some);
+                return self.admitted(cluster, request, &place).map(Some);
             }
         }
         Ok(None)
@@ -446,7 +442,7 @@ impl<H: Host> Drop for Turn<H> {
     fn drop(&mut self) {
         let now_ms = self.host.now_ms();
         self.set.change(&self.host, |set| {
-            let Some(place) = set.place(self.digest) else { return false };
+            let Some(place) = set.place(self.digest).filter(|place| place.since_ms == self.since_ms) else { return false };
             place.in_flight = place.in_flight.saturating_sub(1);
             place.last_ms = now_ms;
             set.places.retain(|place| place.digest != self.digest || place.is_conversation || place.in_flight > 0);

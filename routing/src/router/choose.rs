@@ -3,8 +3,8 @@
 use std::rc::Rc;
 
 use super::ticket::Taken;
-use super::{Request, Router, TRIES};
-use crate::host::{Host, HostError};
+use super::{Request, Router};
+use crate::host::{Host, HostError, TRIES};
 use crate::ledger::Ledger;
 use crate::outcome::Outcome;
 use crate::pool::{Member, Pool, Replica};
@@ -66,7 +66,7 @@ impl<H: Host> Router<H> {
     }
 
     /// The least loaded replica; ties go to the one that holds the least context, then the least KV cache in use, then the one
-    /// chosen the longest ago. A replica that is `preferred` is taken if its load is higher by less than the margin. `None` if no
+    /// chosen the longest ago. A replica that is `preferred` is taken if its load is higher by at most the margin. `None` if no
     /// replica is ready.
     pub(super) fn place(
         &self,
@@ -75,14 +75,14 @@ impl<H: Host> Router<H> {
         preferred: Option<ReplicaId>,
         request: &Request<'_>,
     ) -> Result<Option<Taken<H>>, HostError> {
-        let pair = self.pair(pool, request);
+        let pair = self.pair(pool, request, |_| true);
         let mut last = None;
         for _ in 0..TRIES {
             // A try that lost the race gives back what it had reserved.
             drop(last.take());
             let mut ledger = pool.open_ledger(&self.host)?;
             let allowed = |replica| pair.is_none_or(|pair| pair.contains(&replica)) || Some(replica) == preferred;
-            let Some((place, member)) = self.best(pool, &ledger, preferred, request.bytes, allowed)? else { return Ok(None) };
+            let Some((place, member)) = self.best(pool, &ledger, preferred, allowed)? else { return Ok(None) };
             // Reserved before the ledger is swapped: a thread that finds the ledger changed finds this in flight too.
             let taken = self.take(pool, member, outcome, request)?;
             ledger.choose(place, (outcome != Outcome::Unkeyed).then(|| context_kib(request.bytes)));
@@ -94,18 +94,18 @@ impl<H: Host> Router<H> {
         Ok(last)
     }
 
-    /// The two replicas one of which a conversation goes to where other Envoys place too; `None` where nobody else does, or where there
-    /// are not more than two.
+    /// The two replicas, of those that are allowed, one of which a conversation goes to where other Envoys place too; `None` where nobody
+    /// else does, or where there are not more than two.
     ///
     /// What the others place is seen half a second later. If all took the least loaded replica, all would take the same one until
     /// then; the better of two that the conversation's digest draws spreads them (Mitzenmacher, "How useful is old information?",
     /// 2000). And two Envoys that see the same new conversation at the same moment mostly choose the same.
-    fn pair(&self, pool: &Pool, request: &Request<'_>) -> Option<[ReplicaId; 2]> {
+    fn pair(&self, pool: &Pool, request: &Request<'_>, allowed: impl Fn(ReplicaId) -> bool) -> Option<[ReplicaId; 2]> {
         if !pool.has_peers {
             return None;
         }
         let seed = request.conversation.map_or(self.now_ms, |conversation| conversation.digest.0 as u64);
-        let fits = |member: &&Member| pool.is_ready(member) && member.replica.penalty(self.now_ms) == 0;
+        let fits = |m: &&Member| pool.is_ready(m) && m.penalty(self.now_ms) == 0 && allowed(m.replica.id);
         let drawn = pool.members.iter().filter(fits).map(|m| (mixed(seed ^ m.replica.id.0), m.replica.id));
         // The two that draw least, in one pass: placing is work for every replica already.
         let (mut least, mut count) = ([(u64::MAX, ReplicaId(0)); 2], 0_usize);
@@ -127,7 +127,6 @@ impl<H: Host> Router<H> {
         pool: &'p Pool,
         ledger: &Ledger,
         preferred: Option<ReplicaId>,
-        bytes: u32,
         allowed: impl Fn(ReplicaId) -> bool,
     ) -> Result<Option<(usize, &'p Member)>, HostError> {
         let mut best = None;
@@ -137,9 +136,6 @@ impl<H: Host> Router<H> {
             let mut load = self.load(pool, member)?;
             if Some(member.replica.id) == preferred {
                 load = load.saturating_sub(pool.policy.margin(&member.figures));
-            }
-            if self.settings.fit_margin > 0 && !pool.has_room(member, line.context_kib, bytes) {
-                load = load.saturating_add(self.settings.fit_margin);
             }
             let kv_usage = (member.figures.kv_usage * KV_STEPS) as u32;
             let rank = (load, Some(member.replica.id) != preferred, line.context_kib, kv_usage, line.last_chosen);
@@ -155,11 +151,14 @@ impl<H: Host> Router<H> {
         &self,
         pool: &Pool,
         preferred: Option<ReplicaId>,
-        bytes: u32,
+        request: &Request<'_>,
         allowed: impl Fn(ReplicaId) -> bool,
     ) -> Result<Option<ReplicaId>, HostError> {
         let ledger = pool.open_ledger(&self.host)?;
-        Ok(self.best(pool, &ledger, preferred, bytes, allowed)?.map(|(_, member)| member.replica.id))
+        let preferred = preferred.filter(|preferred| allowed(*preferred));
+        let pair = self.pair(pool, request, &allowed);
+        let allowed = |id| allowed(id) && (pair.is_none_or(|pair| pair.contains(&id)) || Some(id) == preferred);
+        Ok(self.best(pool, &ledger, preferred, allowed)?.map(|(_, member)| member.replica.id))
     }
 
     /// Takes a replica that was chosen already, and writes it into the ledger.
@@ -215,7 +214,7 @@ impl<H: Host> Router<H> {
 
     fn load(&self, pool: &Pool, member: &Member) -> Result<u32, HostError> {
         let load = pool.load(&self.host, member, self.now_ms, self.settings.snapshot_max_age_ms)?;
-        Ok(load.saturating_add(member.replica.penalty(self.now_ms)))
+        Ok(load.saturating_add(member.penalty(self.now_ms)))
     }
 
     /// Where a retry may go: the least loaded of a few ready replicas at other addresses. A rank is sent once for every attempt,

@@ -2,12 +2,24 @@
 
 use std::rc::Rc;
 
+use hashbrown::HashMap;
+
 use super::Router;
 use super::ticket::InFlight;
-use crate::host::{Host, HostError};
+use crate::host::{Host, HostError, MetricId};
 use crate::lanes::{self, Lane, Presence};
 use crate::metric::{ErrorKind, Metric};
 use crate::pool::{Pool, Replica};
+
+/// The replicas that have this one's statistics: itself, and others where names have run out.
+fn sharing<'p>(pool: &'p Pool, replica: &'p Replica) -> impl Iterator<Item = &'p Rc<Replica>> {
+    pool.registry.known().filter(|other| other.label == replica.label)
+}
+
+/// What this thread has in flight at all of them.
+fn own_by_name(pool: &Pool, replica: &Replica) -> u64 {
+    sharing(pool, replica).map(|other| u64::from(other.own.get())).sum()
+}
 
 impl<H: Host> Router<H> {
     /// Reserves a request in flight at a replica.
@@ -26,7 +38,7 @@ impl<H: Host> Router<H> {
         Ok(())
     }
 
-    /// Gives a replica the gauge of this thread's lane, with what this thread already has in flight there.
+    /// Gives a replica, and those that share its name, the gauge of this thread's lane, with what this thread already has in flight there.
     fn enter_lane(&self, pool: &Pool, replica: &Replica) -> Result<(), HostError> {
         self.take_lane()?;
         // Without a free lane a trap leaks, and nothing else.
@@ -34,8 +46,8 @@ impl<H: Host> Router<H> {
         let metric = Metric::LaneInFlight { lane: lane.number, pool: &pool.policy.cluster, replica: &replica.label };
         let gauge = self.host.define(&metric)?;
         // Set, not added: the lane's last thread may have left something.
-        self.host.set(gauge, replica.own.get().into())?;
-        replica.lane.set(Some(gauge));
+        self.host.set(gauge, own_by_name(pool, replica))?;
+        sharing(pool, replica).for_each(|sharing| sharing.lane.set(Some(gauge)));
         Ok(())
     }
 
@@ -66,11 +78,16 @@ impl<H: Host> Router<H> {
     fn come_back(&self) -> Result<(), HostError> {
         self.lane.set(None);
         for pool in self.pools.values() {
-            for replica in pool.registry.known() {
-                let Some(lost) = replica.lane.take() else { continue };
+            // Once for each name, whoever shares it.
+            let lost: HashMap<&str, (&Replica, MetricId)> = pool
+                .registry
+                .known()
+                .filter_map(|replica| Some((replica.label.as_str(), (&**replica, replica.lane.take()?))))
+                .collect();
+            for (replica, lost) in lost.into_values() {
                 // The lane was set to zero then; what it shows now is what has begun and ended since.
                 let since = self.host.value(lost)?.cast_signed();
-                self.host.add(replica.in_flight, i64::from(replica.own.get()).saturating_sub(since))?;
+                self.host.add(replica.in_flight, own_by_name(pool, replica).cast_signed().saturating_sub(since))?;
                 self.enter_lane(pool, replica)?;
             }
         }

@@ -2,9 +2,9 @@
 
 use std::rc::Rc;
 
+use super::Router;
 use super::ticket::{Served, Ticket};
-use super::{Router, TRIES};
-use crate::host::{Host, HostError};
+use crate::host::{Host, HostError, TRIES};
 use crate::metric::ErrorKind;
 use crate::outcome::Outcome;
 use crate::pool::{Member, Replica};
@@ -29,7 +29,8 @@ impl<H: Host> Router<H> {
         if let Some(left) = ticket.chosen.as_ref().filter(|_| moved) {
             left.note(&self.host, true);
         }
-        if let Some(replica) = &replica {
+        // What the client pinned says nothing good of a replica: one answer forgives every failure before it.
+        if let Some(replica) = replica.as_ref().filter(|_| failed || ticket.planned != Outcome::Pinned) {
             replica.note(&self.host, failed);
         }
         let mut served = Served { outcome, replica, moved };

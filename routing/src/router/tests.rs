@@ -6,6 +6,7 @@ use super::*;
 use crate::control::Control;
 use crate::host::{Expected, MemoryHost};
 use crate::identity::{Digest, Source};
+use crate::metric::Metric;
 use crate::policy::Limit;
 use crate::replica::ReplicaName;
 use crate::sync::{Peers, PoolReport, ReplicaReport, ReplicaState, SYNC_VERSION, SyncAnswer, SyncRequest};

@@ -10,7 +10,9 @@ use homing_tests::browser::{Screen, Visitor};
 use homing_tests::stack_at_speed;
 use serde_json::Value;
 use tokio::time::{Instant, sleep};
+use xtask::client::Exchange;
 use xtask::stack::{Stack, StackOptions};
+use xtask::statistics::running;
 
 use crate::{SOON, console, opened};
 
@@ -161,9 +163,9 @@ impl Trial {
     fn judge(&self, accounts: &[Account]) -> Result<(Losses, u64)> {
         let victim = self.stack.replicas[self.victim].1.to_string();
         let (envoy, replica) = (self.outages[&Envoy], self.outages[&Replica]);
-        let met = |account: &Account, outage: Outage| account.sent <= outage.dead && account.ended >= outage.killed;
+        let met = |account: &Exchange, outage: Outage| account.sent <= outage.dead && account.ended >= outage.killed;
         let (mut losses, mut refused, mut counted) = (Losses::default(), 0, 0);
-        for account in accounts {
+        for Account { agent, exchange: account } in accounts {
             let had_begun = |at: Instant| account.begun.as_ref().is_some_and(|(begun, _)| *begun <= at);
             let served_by = account.begun.as_ref().map(|(_, turn)| turn.replica.as_str());
             match &account.end {
@@ -179,7 +181,10 @@ impl Trial {
                 End::Broken if met(account, replica) && had_begun(replica.dead) && served_by == Some(&victim) => {
                     losses.at_replica += 1;
                 }
-                _ => anyhow::bail!("a request was lost that no killed process had: {account:?}; {victim}: {:?}", self.outages),
+                _ => anyhow::bail!(
+                    "a request was lost that no killed process had: agent {agent}, {account:?}; {victim}: {:?}",
+                    self.outages
+                ),
             }
             let reached = account.sent > envoy.dead && account.end != End::NoConnection;
             counted += u64::from(reached);
@@ -212,7 +217,7 @@ impl Trial {
         };
         let mut engines = Vec::new();
         for (_, address) in &self.stack.replicas {
-            engines.push(running(&reqwest::get(format!("http://{address}/metrics")).await?.text().await?)?);
+            engines.push(running(*address).await?);
         }
         let texts = |numbers: &[u64]| Value::from(numbers.iter().map(ToString::to_string).collect::<Vec<_>>());
         check("in flight in the engines", engines.iter().sum::<u64>().into(), in_flight.into());
@@ -265,13 +270,6 @@ const PAGE: &str = "(() => {
         counted: counts.reduce((sum, count) => sum + Number(count.replaceAll(',', '')), 0),
     };
 })()";
-
-/// Requests that run, of an engine's metrics.
-fn running(metrics: &str) -> Result<u64> {
-    let line = metrics.lines().find(|line| line.starts_with("vllm:num_requests_running")).context("vllm:num_requests_running")?;
-    let (_, value) = line.rsplit_once(' ').context("a value")?;
-    Ok(value.parse::<f64>()? as u64)
-}
 
 fn now_ms() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64

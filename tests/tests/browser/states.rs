@@ -152,7 +152,9 @@ async fn an_envoy_and_a_replica_that_never_answered_and_a_name_without_an_addres
 #[tokio::test(flavor = "multi_thread")]
 async fn of_two_collectors_the_earlier_ones_page_says_standby_and_a_store_that_is_away_is_told() -> Result<()> {
     let stack = StackOptions { concurrency: 1, ..StackOptions::default() };
-    let mut fleet = FleetStack::start(tools(), &FleetOptions { stack, envoys: 2, collectors: 2, redis: true }).await?;
+    let mut fleet =
+        FleetStack::start(tools(), &FleetOptions { stack, envoys: 2, collectors: 2, redis: true, ..FleetOptions::default() })
+            .await?;
     let page = |fleet: &FleetStack, index: usize| format!("http://{}", fleet.collectors[index].console);
     let store = format!("redis://{}/0", fleet.store().context("Redis")?);
     let visitor = Visitor::start(Screen::DESKTOP).await?;

@@ -157,6 +157,18 @@ async fn every_expression_names_metrics_and_labels_that_a_stack_under_load_has()
     Ok(())
 }
 
+#[test]
+fn operations_says_what_to_do_about_every_alert() -> Result<()> {
+    let page = fs::read_to_string(tools::root().join("docs/operations.md"))?;
+    let (_, section) = page.split_once("## Alerts\n").context("a section on alerts")?;
+    let section = section.split("\n## ").next().unwrap_or_default();
+    let explained: BTreeSet<_> = section.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next()).collect();
+    let alerts = alerts()?;
+    let there: BTreeSet<_> = alerts.iter().filter_map(|rule| rule["alert"].as_str()).collect();
+    assert_eq!(explained, there);
+    Ok(())
+}
+
 /// The labels between double braces.
 fn shown_labels(text: &str) -> Vec<String> {
     text.split("{{").skip(1).filter_map(|rest| Some(rest.split_once("}}")?.0.trim().to_owned())).collect()

@@ -179,6 +179,26 @@ async fn a_replica_that_fails_fast_does_not_attract_new_conversations() -> Resul
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_clients_pin_and_provoke_sends_nobody_away() -> Result<()> {
+    let stack = fast_stack(StackOptions { concurrency: 1, ..StackOptions::default() }).await?;
+    let home = turn(&stack, "stays", 1).await?.replica;
+    let fault = async |mode| -> Result<()> {
+        let fault = json!({ "mode": mode });
+        Client::new().post(format!("http://{home}/debug/fault")).json(&fault).send().await?.error_for_status()?;
+        Ok(())
+    };
+    fault("error500").await?;
+    for _ in 0..8 {
+        let request = Client::new().post(chat_url(&stack)).header("x-homing-replica", &home).json(&chat_body("x", 1));
+        assert_eq!(request.send().await?.status(), 500);
+    }
+    fault("none").await?;
+    let next = turn(&stack, "stays", 1).await?;
+    assert_eq!((next.outcome.as_str(), &next.replica), ("sticky", &home));
+    all_given_back(&stack).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_upgraded_connection_is_in_flight_until_it_ends() -> Result<()> {
     // A replica that upgrades and echoes.
     let upstream = TcpListener::bind("127.0.0.1:0").await?;

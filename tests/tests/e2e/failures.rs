@@ -3,7 +3,6 @@
 use anyhow::{Context, Result};
 use homing_tests::{ROUTE, all_given_back, eventually, fast_stack, metrics, together, turn};
 use serde_json::json;
-use tokio::process::Command;
 use xtask::stack::{Stack, StackOptions};
 
 /// The replica of this name.
@@ -54,17 +53,13 @@ async fn where_envoy_chooses_a_killed_replica_costs_no_request_either() -> Resul
 async fn a_replica_that_hangs_is_left_once_the_collector_notices() -> Result<()> {
     let stack = fast_stack(StackOptions::default()).await?;
     let home = turn(&stack, "leaves", 1).await?.replica;
-    let pid = stack.replicas[index_of(&stack, &home)?].0.id().context("a process")?;
-    let signal = async |name: &str| -> Result<()> {
-        assert!(Command::new("kill").args([name, &pid.to_string()]).status().await?.success());
-        Ok(())
-    };
+    let replica = &stack.replicas[index_of(&stack, &home)?].0;
     let (_, console) = stack.collector.as_ref().context("the collector")?;
     let state = async || -> Result<String> {
         let pools: serde_json::Value = reqwest::get(format!("http://{console}/api/v1/pools")).await?.json().await?;
         Ok(pools.to_string())
     };
-    signal("-STOP").await?;
+    replica.freeze(true).await?;
     eventually("the collector to call it down", async || Ok(state().await?.contains("\"down\""))).await?;
     // One more exchange, and Envoy knows.
     let version = metrics(&stack).await?["homing_snapshot_version"].clone();
@@ -75,7 +70,7 @@ async fn a_replica_that_hangs_is_left_once_the_collector_notices() -> Result<()>
     assert_ne!(moved.replica, home);
     let next = turn(&stack, "leaves", 1).await?;
     assert_eq!((next.outcome.as_str(), &next.replica), ("sticky", &moved.replica));
-    signal("-CONT").await?;
+    replica.freeze(false).await?;
     all_given_back(&stack).await
 }
 
@@ -87,8 +82,7 @@ async fn a_turn_that_waits_for_a_hung_replica_is_taken_over_by_the_next_address(
     let (mut collector, _) = stack.collector.take().context("the collector")?;
     collector.kill().await?;
     let home = turn(&stack, "waits", 1).await?.replica;
-    let pid = stack.replicas[index_of(&stack, &home)?].0.id().context("a process")?;
-    assert!(Command::new("kill").args(["-STOP", &pid.to_string()]).status().await?.success());
+    stack.replicas[index_of(&stack, &home)?].0.freeze(true).await?;
 
     let moved = turn(&stack, "waits", 1).await?;
     assert_eq!((moved.status, moved.outcome.as_str()), (200, "rehomed"));

@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use homing_tests::fleet::{Agents, Ended, stayed, turn};
+use homing_tests::fleet::{stayed, turn};
 use homing_tests::{eventually, tools};
 use reqwest::Client;
 use serde_json::json;
 use tokio::time::{Instant, sleep};
+use xtask::agents::{Agents, Ended, Habits};
 use xtask::fleet::{FleetOptions, FleetStack};
 use xtask::stack::StackOptions;
 
@@ -21,12 +22,20 @@ async fn fleet(envoys: usize, collectors: usize, redis: bool) -> Result<FleetSta
     // Nothing spills: a turn that leaves its home leaves it because the Envoys do not agree.
     let pool = json!({ "spill_threshold": 64 });
     let stack = StackOptions { concurrency: 1, replica_args, pool, ..StackOptions::default() };
-    FleetStack::start(tools(), &FleetOptions { stack, envoys, collectors, redis }).await
+    FleetStack::start(tools(), &FleetOptions { stack, envoys, collectors, redis, ..FleetOptions::default() }).await
 }
 
 fn agents(fleet: &FleetStack) -> Result<Agents> {
     let proxies: Vec<_> = fleet.proxies.iter().map(|proxy| proxy.proxy).collect();
-    Agents::start(&proxies, 24)
+    let habits = Habits { pause: Duration::from_millis(60), turns: 60, tokens: 4, stream: false };
+    Agents::start(&proxies, 24, habits)
+}
+
+/// Lets agents work for so many turns.
+async fn some_turns(fleet: &FleetStack) -> Result<Vec<Ended>> {
+    let agents = agents(fleet)?;
+    agents.go_on(TURNS).await?;
+    agents.finish().await
 }
 
 /// How long it takes until a conversation that one Envoy has just placed is at home at another one.
@@ -57,8 +66,8 @@ async fn turns_that_go_to_any_envoy_stay_at_home() -> Result<()> {
     assert!(slowest < SECOND, "{slowest:?}");
 
     let began = Instant::now();
-    let turns = agents(&fleet)?.finish_after(TURNS).await?;
-    assert!(turns.iter().all(Ended::is_served));
+    let turns = some_turns(&fleet).await?;
+    assert!(turns.iter().all(|turn| turn.exchange.is_whole()));
     let (early, settled) = (stayed(&turns, Duration::ZERO, began), stayed(&turns, SECOND, began));
     println!("{} turns; stayed {early:.4}, {settled:.4} after a conversation's first second", turns.len());
     assert!(settled >= 0.99, "{}", gone(&turns, began));
@@ -66,7 +75,7 @@ async fn turns_that_go_to_any_envoy_stay_at_home() -> Result<()> {
     drop(fleet);
 
     let alone = self::fleet(1, 1, false).await?;
-    assert!(agents(&alone)?.finish_after(TURNS).await?.iter().all(Ended::is_served));
+    assert!(some_turns(&alone).await?.iter().all(|turn| turn.exchange.is_whole()));
     let over_one = hits(&alone).await?;
     println!("prompt tokens found in caches: {over_three:.4} over three Envoys, {over_one:.4} over one");
     assert!(over_one > 0.5 && over_three > over_one - 0.02, "{over_three} over three Envoys, {over_one} over one");
@@ -88,9 +97,9 @@ async fn hits(fleet: &FleetStack) -> Result<f64> {
 
 /// The turns of conversations older than a second that were served elsewhere than the turn before them, from `from` on.
 fn gone(turns: &[Ended], from: Instant) -> String {
-    let gone = turns.iter().filter(|turn| turn.age > SECOND && turn.began >= from && turn.stayed() == Some(false));
+    let gone = turns.iter().filter(|turn| turn.age > SECOND && turn.exchange.sent >= from && turn.stayed() == Some(false));
     let lines = gone.map(|turn| {
-        let (at, answer) = (turn.began - from, turn.answer.as_ref().map(|turn| (&turn.outcome, &turn.replica)));
+        let (at, answer) = (turn.exchange.sent - from, turn.exchange.turn().map(|turn| (&turn.outcome, &turn.replica)));
         format!("{at:?}: {} turn {} at Envoy {}: {answer:?} after {:?}", turn.conversation, turn.number, turn.proxy, turn.before)
     });
     lines.collect::<Vec<_>>().join("\n")
@@ -172,17 +181,17 @@ async fn whichever_process_dies_the_others_go_on_and_agree() -> Result<()> {
     }
     let turns = agents.finish().await?;
 
-    for failed in turns.iter().filter(|turn| !turn.is_served()) {
+    for failed in turns.iter().filter(|turn| !turn.exchange.is_whole()) {
         let carried = kills.iter().any(|(victim, killed)| {
             // It had not noticed the end of the process yet when this one began.
-            *victim == Victim::Envoy(failed.proxy) && failed.began < *killed + Duration::from_millis(200)
+            *victim == Victim::Envoy(failed.proxy) && failed.exchange.sent < *killed + Duration::from_millis(200)
         });
         assert!(carried, "{failed:?}");
     }
-    let failed = turns.iter().filter(|turn| !turn.is_served()).count();
+    let failed = turns.iter().filter(|turn| !turn.exchange.is_whole()).count();
     println!("{} turns, {failed} of them cut off with the Envoy that carried them", turns.len());
     for (victim, killed) in kills {
-        let window: Vec<_> = turns.iter().filter(|turn| turn.began < killed + 4 * SECOND).cloned().collect();
+        let window: Vec<_> = turns.iter().filter(|turn| turn.exchange.sent < killed + 4 * SECOND).cloned().collect();
         let (during, after) = (stayed(&window, SECOND, killed), stayed(&window, SECOND, killed + 2 * SECOND));
         println!("{victim:?}: stayed {during:.4} from the kill on, {after:.4} from two seconds later on");
         assert!(after >= 0.99, "{victim:?}: {after}\n{}", gone(&window, killed + 2 * SECOND));

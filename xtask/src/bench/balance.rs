@@ -67,7 +67,7 @@ async fn measure(tools: &Tools, envoys: usize, rate: u32, phase: Duration) -> Re
     // Each engine has room for all, and few tokens to write.
     let replica_args = ["--max-num-seqs", "128", "--kv-tokens", "400000"].map(str::to_owned).to_vec();
     let stack = StackOptions { concurrency: 1, replicas: REPLICAS, replica_args, ..StackOptions::default() };
-    let fleet = FleetStack::start(tools, &FleetOptions { stack, envoys, collectors: 1, redis: false }).await?;
+    let fleet = FleetStack::start(tools, &FleetOptions { stack, envoys, collectors: 1, ..FleetOptions::default() }).await?;
     let lasts = Duration::from_secs(u64::from(EACH) * REPLICAS as u64) / rate;
     let from = Instant::now() + lasts + Duration::from_secs(5);
     let until = from + phase;

@@ -1,8 +1,10 @@
 //! `cargo xtask bench ...`: measurements.
 
 pub mod balance;
+pub mod faults;
 pub mod peers;
 pub mod proxy;
+pub mod soak;
 pub mod sync;
 
 use anyhow::Result;
@@ -13,7 +15,8 @@ use crate::tools::{self, cargo, run, say};
 /// What to measure.
 #[derive(Debug, Subcommand)]
 pub enum BenchCommand {
-    /// What the filter costs beside a plain Envoy: requests per second, latency, CPU time. About four minutes.
+    /// What the filter costs beside a plain Envoy, and beside a Lua script and an external processor that choose an upstream: requests
+    /// per second, latency, CPU time. About 13 minutes.
     Proxy(proxy::ProxyOptions),
     /// What the decision itself costs: naming a conversation, a turn at home, a placement, admission; natively, then as wasm in V8.
     /// About seven minutes.
@@ -32,6 +35,10 @@ pub enum BenchCommand {
     Sync(sync::SyncOptions),
     /// How evenly several Envoys place new conversations, beside the simulation of the routing code. About four minutes.
     Balance(balance::BalanceOptions),
+    /// What each fault costs under load: requests lost, the time until it is over, counters afterwards. About eight minutes.
+    Faults(faults::FaultsOptions),
+    /// Half an hour of load with conversations, replicas and drains that come and go: memory and counters before and after.
+    Soak(soak::SoakOptions),
     /// Which spill settings pay, on modelled engines in virtual time. About three minutes.
     Spill,
 }
@@ -45,6 +52,8 @@ pub async fn bench(command: BenchCommand) -> Result<()> {
         BenchCommand::Proxy(options) => proxy::proxy(options).await,
         BenchCommand::Routing => routing(),
         BenchCommand::Balance(options) => balance::balance(&options).await,
+        BenchCommand::Faults(options) => faults::faults(&options).await,
+        BenchCommand::Soak(options) => soak::soak(&options).await,
         BenchCommand::Sync(options) => sync::sync(&options).await,
         BenchCommand::Peers(options) => peers::peers(options).await,
         BenchCommand::Admission(options) => peers::admission::admission(options).await,

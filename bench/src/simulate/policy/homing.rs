@@ -29,8 +29,6 @@ pub struct HomingOptions {
     pub margin: Limit,
     /// Turns in a row at the second home after which it becomes the home.
     pub turns_away: u8,
-    /// How much higher a load may be where a new conversation's context fits.
-    pub fit_margin: u32,
     /// Whether and how it admits by working set.
     pub admission: Option<Admission>,
     /// Tokens that all sessions share; None if that is to be learned.
@@ -43,7 +41,6 @@ impl Default for HomingOptions {
             threshold: Limit::Auto,
             margin: Limit::Auto,
             turns_away: Settings::default().turns_away,
-            fit_margin: Settings::default().fit_margin,
             admission: None,
             shared_tokens: None,
         }
@@ -99,12 +96,7 @@ impl Homing {
             replicas: (0..fleet.replicas).map(name).collect(),
             ..PoolPolicy::new(POOL)
         };
-        let settings = Settings {
-            turns_away: options.turns_away,
-            fit_margin: options.fit_margin,
-            max_conversations: 4096,
-            ..Settings::default()
-        };
+        let settings = Settings { turns_away: options.turns_away, max_conversations: 4096, ..Settings::default() };
         let host = MemoryHost::default();
         let router = Router::new(host.clone(), settings, vec![pool]).expect("a host in memory refuses nothing");
         let control = Control::new(host.clone());

@@ -284,6 +284,26 @@ fn a_conversation_larger_than_any_cache_goes_where_nothing_else_is() {
 }
 
 #[test]
+fn a_turn_that_ends_at_a_replica_its_conversation_has_left_takes_no_new_place() {
+    let mut site = site(|_| {});
+    let old = go(ask(&mut site.router, 0));
+    let number = (1..=4).find(|number| name(*number) == chosen(&old)).expect("one of four");
+    site.set_state(number, ReplicaState::Draining);
+    site.host.advance(1);
+    let new = go(ask(&mut site.router, 0));
+    assert_ne!(chosen(&new), chosen(&old));
+    let in_flight = |site: &Site| {
+        let pool = site.router.pool(POOL.as_bytes()).expect("the pool");
+        let places = pool.working_set.open(&site.host).expect("a set").places;
+        places.iter().map(|place| place.in_flight).collect::<Vec<_>>()
+    };
+    site.router.ended(old);
+    assert_eq!(in_flight(&site), [1], "the turn at the new replica runs");
+    site.router.ended(new);
+    assert_eq!(in_flight(&site), [0]);
+}
+
+#[test]
 fn places_of_a_thread_that_died_are_given_back() {
     let mut site = site(|_| {});
     let mut dying = site.thread();
@@ -306,8 +326,19 @@ fn places_of_a_thread_that_died_are_given_back() {
 
 #[test]
 fn below_the_caches_nothing_is_held_and_every_choice_is_as_without_admission() {
+    for peers in [0, 1] {
+        every_choice_is_as_without_admission(peers);
+    }
+}
+
+/// With other Envoys that have so many requests in flight at each replica.
+fn every_choice_is_as_without_admission(peers: u32) {
     let mut with = site(|_| {});
     let mut without = Site::new(|_| {});
+    for site in [&mut with, &mut without] {
+        site.reports.iter_mut().for_each(|report| report.peers = Peers { in_flight: peers, own: peers });
+        site.sync();
+    }
     let mut turns = 0_u128;
     for round in 0..20_u128 {
         for id in 0..4 {

@@ -27,9 +27,8 @@ fn a_replica_that_serves_again_is_forgiven() {
     let number = (1..=4).find(|number| name(*number) == home).expect("one of four");
     site.router.served(&mut ticket, &home.address.to_string(), true);
     site.router.ended(ticket);
-    let penalty = |site: &Site| {
-        site.router.pool(POOL.as_bytes()).expect("the pool").members()[number - 1].replica.penalty(site.host.now_ms())
-    };
+    let penalty =
+        |site: &Site| site.router.pool(POOL.as_bytes()).expect("the pool").members()[number - 1].penalty(site.host.now_ms());
     assert!(penalty(&site) > 0);
     assert_eq!(site.turn(0), (Outcome::Sticky, home));
     assert_eq!(penalty(&site), 0);
@@ -41,7 +40,22 @@ fn a_replica_a_retry_left_counts_as_failed() {
     let (_, home) = site.turn(0);
     retried(&mut site, 0);
     let number = (1..=4).find(|number| name(*number) == home).expect("one of four");
-    assert!(site.router.pool(POOL.as_bytes()).expect("the pool").members()[number - 1].replica.penalty(site.host.now_ms()) > 0);
+    assert!(site.router.pool(POOL.as_bytes()).expect("the pool").members()[number - 1].penalty(site.host.now_ms()) > 0);
     site.host.advance(11_000);
-    assert_eq!(site.router.pool(POOL.as_bytes()).expect("the pool").members()[number - 1].replica.penalty(site.host.now_ms()), 0);
+    assert_eq!(site.router.pool(POOL.as_bytes()).expect("the pool").members()[number - 1].penalty(site.host.now_ms()), 0);
+}
+
+#[test]
+fn what_a_client_pins_forgives_nothing() {
+    let mut site = Site::new(|_| {});
+    let mut ticket = site.ticket(0);
+    let home = chosen(&ticket);
+    site.router.served(&mut ticket, &home.address.to_string(), true);
+    site.router.ended(ticket);
+    let pin = home.to_string();
+    let mut pinned = go(decide(&mut site.router, &Request { pin: Some(&pin), generates: true, ..Request::default() }));
+    site.router.served(&mut pinned, &home.address.to_string(), false);
+    site.router.ended(pinned);
+    let pool = site.router.pool(POOL.as_bytes()).expect("the pool");
+    assert!(pool.member(home.id()).expect("the home").penalty(site.host.now_ms()) > 0);
 }

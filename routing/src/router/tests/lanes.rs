@@ -92,6 +92,42 @@ fn a_lane_that_is_being_settled_is_waited_for() {
 }
 
 #[test]
+fn replicas_that_share_a_name_share_a_lane() {
+    let mut site = Site::new(|_| {});
+    let mut slow = site.thread();
+    // All names are given: whoever comes now shares one of a few.
+    let (mut ranks, mut others) = (0..u16::MAX, Vec::new());
+    let pool = slow.pools.get_mut(POOL.as_bytes()).expect("the pool");
+    while others.len() < 2 {
+        let name = ReplicaName { rank: ranks.next(), ..name(9) };
+        let replica = pool.registry.replica(&site.host, POOL, &name).expect("statistics");
+        if replica.label == "spare-7" {
+            others.push(replica);
+        }
+    }
+    let pool = slow.pool(POOL.as_bytes()).expect("the pool");
+    let reserve = |replica| slow.reserve(pool, replica).expect("a count");
+    let held = [reserve(&others[0]), reserve(&others[0]), reserve(&others[1])];
+    let spare = Metric::InFlight { pool: POOL, replica: "spare-7" };
+    let lane = slow.lane.get().expect("a lane").number;
+    assert_eq!(site.host.metric(&Metric::LaneInFlight { lane, pool: POOL, replica: "spare-7" }), 3);
+    // It is taken for dead, by a thread that knows the name, and comes back.
+    let pool = site.router.pools.get_mut(POOL.as_bytes()).expect("the pool");
+    for rank in 0..u16::MAX - ranks.len() as u16 {
+        pool.registry.replica(&site.host, POOL, &ReplicaName { rank: Some(rank), ..name(9) }).expect("statistics");
+    }
+    for _ in 0..12 {
+        site.host.advance(500);
+        site.router.heal().expect("a tick");
+    }
+    assert_eq!(site.host.metric(&spare), 0);
+    slow.heal().expect("a tick");
+    assert_eq!(site.host.metric(&spare), 3);
+    drop(held);
+    assert_eq!(site.host.metric(&spare), 0);
+}
+
+#[test]
 fn a_count_below_zero_is_read_as_none() {
     let mut site = Site::new(|_| {});
     let gauge = Metric::InFlight { pool: POOL, replica: &name(1).to_string() };

@@ -129,3 +129,50 @@ fn a_retry_of_such_a_call_moves_the_conversation_to_the_other_endpoint() {
     let ticket = go(decide(&mut site.router, &request));
     assert_eq!((ticket.planned(), chosen(&ticket).address.to_string()), (Outcome::Sticky, other));
 }
+
+#[test]
+fn such_calls_are_load_of_every_rank_of_their_endpoint_and_are_answered_for() {
+    let mut site = ranked_site(|_| {});
+    let call = |site: &mut Site, id: u128| {
+        let named = conversation(id);
+        let request = Request { conversation: Some(&named), generates: true, ignores_rank: true, ..Request::default() };
+        go(decide(&mut site.router, &request))
+    };
+    // Two ranks at each of two endpoints: every call goes where fewer are.
+    let calls: Vec<_> = (0..8).map(|id| call(&mut site, id)).collect();
+    let at_first = calls.iter().filter(|call| chosen(call).address == chosen(&calls[0]).address).count();
+    assert_eq!(at_first, 4);
+    let loads = |site: &mut Site| {
+        let now_ms = site.host.now_ms();
+        let pool = site.router.refreshed_pools().expect("pools").last().expect("the pool");
+        let load = |member| pool.load(&site.host, member, now_ms, 5_000).expect("a load");
+        pool.members().iter().map(load).collect::<Vec<_>>()
+    };
+    assert_eq!(loads(&mut site), [2; 4], "two a rank");
+    // The engines run them, and they count once.
+    site.reports.iter_mut().for_each(|report| report.running = 2);
+    let answer = site.sync();
+    let (endpoints, ranks): (Vec<_>, Vec<_>) = answer.pools[0].replicas.iter().partition(|answer| answer.replica.rank.is_none());
+    assert_eq!(endpoints.iter().map(|answer| answer.in_flight).collect::<Vec<_>>(), [4, 4]);
+    assert!(
+        ranks.iter().all(|answer| (answer.in_flight, answer.own) == (0, 0)),
+        "the other Envoys find them in the engines' figures"
+    );
+    assert_eq!(loads(&mut site), [2; 4]);
+    // One that fails makes both ranks of its endpoint look loaded, and no other's.
+    let mut failed = call(&mut site, 9);
+    let address = chosen(&failed).address;
+    site.router.served(&mut failed, &address.to_string(), true);
+    site.router.ended(failed);
+    for id in 10..13 {
+        assert_ne!(chosen(&site.ticket(id)).address, address);
+    }
+    calls.into_iter().for_each(|mut call| {
+        let address = chosen(&call).address.to_string();
+        site.router.served(&mut call, &address, false);
+        site.router.ended(call);
+    });
+    let answer = site.sync();
+    let placed: u64 = answer.pools[0].replicas.iter().map(|answer| answer.requests.placed).sum();
+    assert_eq!(placed, 9);
+}

@@ -71,6 +71,21 @@ fn an_answer_says_what_is_held_and_by_which_rules() {
 }
 
 #[test]
+fn a_snapshot_that_never_came_is_as_old_as_this_envoy_unless_the_replicas_are_configured() {
+    let age_s = |site: &mut Site| {
+        site.host.advance(60_000);
+        site.router.sweep(false).expect("a sweep");
+        site.host.metric(&Metric::SnapshotAge { pool: POOL })
+    };
+    let mut site = Site::before_the_first_snapshot(|_| {});
+    assert_eq!(age_s(&mut site), 60);
+    site.sync();
+    site.host.advance(60_000);
+    assert_eq!(age_s(&mut site), 120);
+    assert_eq!(age_s(&mut Site::before_the_first_snapshot(|policy| policy.replicas = vec![name(1)])), 0);
+}
+
+#[test]
 fn counting_began_with_the_first_thread() {
     let mut site = Site::new(|_| {});
     let since = site.host.now_ms();
