@@ -87,6 +87,8 @@ impl<H: Host> Router<H> {
             for (replica, lost) in lost.into_values() {
                 // The lane was set to zero then; what it shows now is what has begun and ended since.
                 let since = self.host.value(lost)?.cast_signed();
+                // Its next thread must not be taken to have done this.
+                self.host.add(lost, since.saturating_neg())?;
                 self.host.add(replica.in_flight, own_by_name(pool, replica).cast_signed().saturating_sub(since))?;
                 self.enter_lane(pool, replica)?;
             }

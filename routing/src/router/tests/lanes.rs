@@ -49,6 +49,9 @@ fn a_thread_that_was_only_held_up_gets_its_own_back() {
         site.router.heal().expect("a tick");
     }
     assert_eq!(site.in_flight(), 0);
+    let metrics = site.host.metrics().into_iter();
+    let lanes: Vec<_> = metrics.filter(|(name, value)| name.starts_with("homing_lane_in_flight") && *value != 0).collect();
+    assert_eq!(lanes, [], "the lane that it lost must not keep what it did there since");
 }
 
 #[test]
