@@ -133,9 +133,11 @@ enum Victim {
     Redis,
 }
 
-/// Kills one process and starts it again half a second later, as a supervisor does. Returns when it was killed.
-async fn kill_and_restart(fleet: &mut FleetStack, agents: &Agents, victim: Victim) -> Result<Instant> {
+/// Kills one process and starts it again half a second later, as a supervisor does. Returns when it was killed, and when no agent went
+/// there any more, if it is an Envoy.
+async fn kill_and_restart(fleet: &mut FleetStack, agents: &Agents, victim: Victim) -> Result<(Instant, Instant)> {
     let killed = Instant::now();
+    let mut left = killed;
     let down = Duration::from_millis(500);
     match victim {
         Victim::Envoy(index) => {
@@ -143,6 +145,7 @@ async fn kill_and_restart(fleet: &mut FleetStack, agents: &Agents, victim: Victi
             envoy.process.kill().await?;
             // As a load balancer does whose connections break.
             agents.set_open(index, false);
+            left = Instant::now();
             sleep(down).await;
             fleet.start_envoy(index).await?;
             fleet.until_ready(index).await?;
@@ -159,7 +162,7 @@ async fn kill_and_restart(fleet: &mut FleetStack, agents: &Agents, victim: Victi
             fleet.start_redis().await?;
         }
     }
-    Ok(killed)
+    Ok((killed, left))
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -171,26 +174,25 @@ async fn whichever_process_dies_the_others_go_on_and_agree() -> Result<()> {
     let victims = [Victim::Envoy(0), Victim::Collector(1), Victim::Redis, Victim::Collector(0), Victim::Envoy(2)];
     let mut kills = Vec::new();
     for victim in victims {
-        let killed = kill_and_restart(&mut fleet, &agents, victim).await?;
+        let (killed, left) = kill_and_restart(&mut fleet, &agents, victim).await?;
         sleep((killed + 2 * SECOND).saturating_duration_since(Instant::now())).await;
         let took = agreement(&fleet, 1, 2, &format!("after-{victim:?}")).await?;
         println!("{victim:?}: back and agreed {:?} after it was killed; a new home travelled in {took:?}", killed.elapsed());
         assert!(took < 2 * SECOND, "{victim:?}: {took:?}");
         sleep(2 * SECOND).await;
-        kills.push((victim, killed));
+        kills.push((victim, killed, left));
     }
     let turns = agents.finish().await?;
 
     for failed in turns.iter().filter(|turn| !turn.exchange.is_whole()) {
-        let carried = kills.iter().any(|(victim, killed)| {
-            // It had not noticed the end of the process yet when this one began.
-            *victim == Victim::Envoy(failed.proxy) && failed.exchange.sent < *killed + Duration::from_millis(200)
+        let carried = kills.iter().any(|(victim, killed, left)| {
+            *victim == Victim::Envoy(failed.proxy) && failed.exchange.sent <= *left && failed.exchange.ended >= *killed
         });
         assert!(carried, "{failed:?}");
     }
     let failed = turns.iter().filter(|turn| !turn.exchange.is_whole()).count();
     println!("{} turns, {failed} of them cut off with the Envoy that carried them", turns.len());
-    for (victim, killed) in kills {
+    for (victim, killed, _) in kills {
         let window: Vec<_> = turns.iter().filter(|turn| turn.exchange.sent < killed + 4 * SECOND).cloned().collect();
         let (during, after) = (stayed(&window, SECOND, killed), stayed(&window, SECOND, killed + 2 * SECOND));
         println!("{victim:?}: stayed {during:.4} from the kill on, {after:.4} from two seconds later on");
