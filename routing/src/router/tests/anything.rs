@@ -149,9 +149,11 @@ proptest! {
                 prop_assert_eq!(site.host.shared(), before);
             }
         }
-        // A collector that is heard later sets everything right.
+        // A collector of another generation that is heard later sets everything right; of the same one a lower number is rightly refused.
+        let generation = serde_json::from_slice::<SyncRequest>(&body).map_or(2, |request| request.generation.wrapping_add(1));
         site.host.advance(31_000);
-        site.sync();
+        let pools = vec![PoolReport { cluster: POOL.into(), bytes_per_token: None, shared_tokens: None, replicas: site.reports.clone() }];
+        site.exchange(&SyncRequest { generation, sequence: 1, pools, now_ms: site.host.now_ms(), ..request() });
         site.turn(1);
         prop_assert_eq!(site.in_flight(), 0);
     }
