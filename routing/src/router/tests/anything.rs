@@ -150,7 +150,8 @@ proptest! {
             }
         }
         // A collector of another generation that is heard later sets everything right; of the same one a lower number is rightly refused.
-        let generation = serde_json::from_slice::<SyncRequest>(&body).map_or(2, |request| request.generation.wrapping_add(1));
+        let sent = serde_json::from_slice::<SyncRequest>(&body).map_or(0, |request| request.generation);
+        let generation = sent.max(request().generation).checked_add(1).unwrap_or(2);
         site.host.advance(31_000);
         let pools = vec![PoolReport { cluster: POOL.into(), bytes_per_token: None, shared_tokens: None, replicas: site.reports.clone() }];
         site.exchange(&SyncRequest { generation, sequence: 1, pools, now_ms: site.host.now_ms(), ..request() });
