@@ -117,6 +117,8 @@ impl Property {
         let begun = Instant::now();
         let mut test = Command::new(&self.test);
         test.args([&self.name, "--exact"]).current_dir(root()).env("PROPTEST_CASES", self.cases.to_string());
+        // However many inputs are passed over as none of the property's.
+        test.env("PROPTEST_MAX_GLOBAL_REJECTS", u32::MAX.to_string());
         // A trace for each input that shrinking tries would hide the smallest.
         let output = test.env("RUST_BACKTRACE", "0").stdin(Stdio::null()).output().with_context(|| format!("starting {test:?}"))?;
         if !output.status.success() {

@@ -8,11 +8,11 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::{Request, State};
+use axum::http::StatusCode;
 use axum::http::header::{
     CACHE_CONTROL, CONTENT_SECURITY_POLICY, HOST, HeaderName, HeaderValue, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS,
 };
 use axum::http::uri::Authority;
-use axum::http::{StatusCode, Uri};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse as _, Response};
 
@@ -51,8 +51,13 @@ async fn guard(State(allowed): State<Arc<[String]>>, request: Request, next: Nex
 
 /// Whether a `Host` header's value is a name of ours, whatever its port.
 fn is_allowed(host: &str, allowed: &[String]) -> bool {
-    let Ok(uri) = host.parse::<Uri>() else { return false };
-    let Some(name) = uri.host() else { return false };
+    let Ok(authority) = host.parse::<Authority>() else { return false };
+    let name = authority.host();
+    // Nothing but a port may follow the name, and nothing stand before it: the parser takes `[::1].evil` for [::1].
+    let Some(port) = authority.as_str().strip_prefix(name) else { return false };
+    if !port.is_empty() && !port.strip_prefix(':').is_some_and(|port| port.bytes().all(|byte| byte.is_ascii_digit())) {
+        return false;
+    }
     let address = name.trim_start_matches('[').trim_end_matches(']');
     let name = name.to_ascii_lowercase();
     address.parse::<IpAddr>().is_ok() || name == "localhost" || allowed.contains(&name)
@@ -77,9 +82,17 @@ mod tests {
 
     #[test]
     fn every_other_name_is_not() {
-        for host in
-            ["", "evil.example", "127.0.0.1.evil.example", "localhost.evil.example", "127.0.0.1@evil.example", "a b", "/", "[::1"]
-        {
+        for host in [
+            "",
+            "evil.example",
+            "127.0.0.1.evil.example",
+            "localhost.evil.example",
+            "127.0.0.1@evil.example",
+            "[::1].evil.example",
+            "a b",
+            "/",
+            "[::1",
+        ] {
             assert!(!allowed(host), "{host}");
         }
     }
