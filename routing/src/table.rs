@@ -232,8 +232,7 @@ impl Table {
     /// The conversation's entry in an open bucket, unless it has been idle for too long.
     pub fn entry(&self, bucket: &Bucket, now_s: u32) -> Option<Entry> {
         let wanted = bucket.digest.0.to_le_bytes();
-        let place = places(&bucket.bytes).iter().find(|place| place.starts_with(&wanted))?;
-        let entry = Entry::read(place)?;
+        let entry = places(&bucket.bytes).iter().filter(|place| place.starts_with(&wanted)).find_map(Entry::read)?;
         (now_s.saturating_sub(entry.last_turn) <= self.idle_s).then_some(entry)
     }
 
