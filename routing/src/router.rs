@@ -24,6 +24,7 @@ use crate::shared::Shared;
 use crate::since;
 use crate::table::{Entry, Table};
 pub use admit::Held;
+pub use learn::is_failure;
 use ticket::Taken;
 pub use ticket::{Served, Ticket};
 

@@ -1,12 +1,12 @@
 //! `cargo xtask demo`: agent sessions through Envoy, first with affinity off, then on, and what it changed.
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use clap::Args;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use tokio::signal::unix::{SignalKind, signal};
 
 use crate::load::{Pace, load};
+use crate::process::unless_signalled;
 use crate::stack::{ReplicaKind, Stack, StackOptions};
 use crate::tools::{Tools, say};
 use crate::vllm::Vllm;
@@ -66,13 +66,7 @@ struct Stage {
 /// # Errors
 /// If something cannot be built, started or measured.
 pub async fn demo(options: DemoOptions) -> Result<()> {
-    // Caught, so that the stack is stopped in order.
-    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
-    tokio::select! {
-        done = run(&options) => done,
-        _ = interrupt.recv() => bail!("interrupted"),
-        _ = terminate.recv() => bail!("terminated"),
-    }
+    unless_signalled(run(&options)).await
 }
 
 async fn run(options: &DemoOptions) -> Result<()> {

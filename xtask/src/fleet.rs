@@ -16,6 +16,7 @@ use crate::process::Process;
 use crate::stack::{MODEL, Replica, StackOptions, address, envoy_config, start_replicas, start_stand_in};
 use crate::tools::{self, Tools};
 use crate::vllm::free_addresses;
+use crate::wait::within;
 
 /// How long an Envoy may take until it is ready.
 const READY: Duration = Duration::from_secs(20);
@@ -279,12 +280,7 @@ impl FleetStack {
     /// # Errors
     /// If it never does.
     pub async fn until_ready(&self, index: usize) -> Result<()> {
-        let started = Instant::now();
-        while !self.is_ready(index).await {
-            ensure!(started.elapsed() < READY, "Envoy {index} is not ready after {READY:?}");
-            sleep(Duration::from_millis(20)).await;
-        }
-        Ok(())
+        within(READY, &format!("Envoy {index} to be ready"), async || Ok(self.is_ready(index).await)).await
     }
 
     /// What a collector's API says.

@@ -177,6 +177,19 @@ impl Drop for Process {
     }
 }
 
+/// Does something, unless SIGINT or SIGTERM comes first. Both are caught, so that what it holds is dropped and stopped in order.
+///
+/// # Errors
+/// Those of the work; and that it was interrupted or terminated.
+pub async fn unless_signalled<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
+    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    tokio::select! {
+        done = work => done,
+        _ = interrupt.recv() => bail!("interrupted"),
+        _ = terminate.recv() => bail!("terminated"),
+    }
+}
+
 /// Runs a command and whatever it starts, all of which a signal to this process ends.
 ///
 /// # Errors

@@ -1,8 +1,7 @@
 //! What a response tells: where its request was served.
 
 use homing_routing::metric::ErrorKind;
-use homing_routing::outcome::Outcome;
-use homing_routing::router::Ticket;
+use homing_routing::router::{Ticket, is_failure};
 
 use super::verdict::REPLICA;
 use super::{RouteStream, Routes};
@@ -38,12 +37,6 @@ pub(super) fn learn(routes: &Routes, ticket: &mut Ticket<Envoy>) {
     }
 }
 
-/// Whether a status says that its replica fails. Of a request that the client pinned, only a gateway's status does: an engine may answer
-/// 500 to what the client made up, and clients must not choose whom that is held against.
-fn is_failure(status: &[u8], planned: Outcome) -> bool {
-    matches!(status, b"502" | b"503" | b"504") || (status.first() == Some(&b'5') && planned != Outcome::Pinned)
-}
-
 /// Tells the client where its request was served, and why.
 pub(super) fn add_debug_headers(stream: &RouteStream, ticket: &Ticket<Envoy>) {
     let Some(served) = ticket.served() else { return };
@@ -64,24 +57,5 @@ pub(super) fn add_debug_headers(stream: &RouteStream, ticket: &Ticket<Envoy>) {
     }
     if let Some(held_ms) = stream.held_ms {
         set(HELD_MS, &held_ms.to_string());
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_client_that_pins_cannot_have_a_500_held_against_its_replica() {
-        for status in [b"500", b"501", b"505"] {
-            assert!(!is_failure(status, Outcome::Pinned));
-            assert!(is_failure(status, Outcome::Placed) && is_failure(status, Outcome::Sticky));
-        }
-        for status in [b"502", b"503", b"504"] {
-            assert!(is_failure(status, Outcome::Pinned) && is_failure(status, Outcome::Placed));
-        }
-        for status in [b"200", b"400", b"429"] {
-            assert!(!is_failure(status, Outcome::Placed));
-        }
     }
 }

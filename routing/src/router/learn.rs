@@ -11,6 +11,12 @@ use crate::pool::{Member, Replica};
 use crate::replica::{ReplicaId, ReplicaName};
 use crate::table::Entry;
 
+/// Whether a response's status, as its three digits, says that the replica fails. Of a request that the client pinned, only a gateway's
+/// status does: an engine may answer 500 to what the client made up, and clients must not choose whom that is held against.
+pub fn is_failure(status: &[u8], planned: Outcome) -> bool {
+    matches!(status, b"502" | b"503" | b"504") || (status.first() == Some(&b'5') && planned != Outcome::Pinned)
+}
+
 impl<H: Host> Router<H> {
     /// Learns where a request is served: `address` answered it, with a server's error if it `failed`. Rebinds the conversation if
     /// a retry moved it.

@@ -14,13 +14,13 @@ use clap::Args;
 use reqwest::{Client, Method};
 use serde::Serialize;
 use serde_json::json;
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior, interval, interval_at, sleep};
 
 use crate::client::{End, Exchange, chat_body};
 use crate::fleet::{FleetOptions, FleetStack};
 use crate::memory::Memory;
+use crate::process::unless_signalled;
 use crate::stack::StackOptions;
 use crate::statistics::Statistics;
 use crate::tools::{Tools, say};
@@ -136,13 +136,7 @@ struct Outage {
 /// # Errors
 /// If something cannot be built or started; if memory grew, a counter drifted, or a request failed that no killed replica carried.
 pub async fn soak(options: &SoakOptions) -> Result<()> {
-    // Caught, so that everything is stopped in order.
-    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
-    let soak = tokio::select! {
-        soak = run(options) => soak?,
-        _ = interrupt.recv() => anyhow::bail!("interrupted"),
-        _ = terminate.recv() => anyhow::bail!("terminated"),
-    };
+    let soak = unless_signalled(run(options)).await?;
     if options.json {
         println!("{}", serde_json::to_string(&soak)?);
     } else {

@@ -59,3 +59,18 @@ fn what_a_client_pins_forgives_nothing() {
     let pool = site.router.pool(POOL.as_bytes()).expect("the pool");
     assert!(pool.member(home.id()).expect("the home").penalty(site.host.now_ms()) > 0);
 }
+
+#[test]
+fn a_client_that_pins_cannot_have_a_500_held_against_its_replica() {
+    for status in [b"500", b"501", b"505"] {
+        assert!(!is_failure(status, Outcome::Pinned));
+        assert!(is_failure(status, Outcome::Placed) && is_failure(status, Outcome::Sticky));
+    }
+    for status in [b"502", b"503", b"504"] {
+        assert!(is_failure(status, Outcome::Pinned) && is_failure(status, Outcome::Placed));
+    }
+    for status in [b"200", b"400", b"429"] {
+        assert!(!is_failure(status, Outcome::Placed));
+    }
+    assert!(!is_failure(b"", Outcome::Placed), "a response without a status says nothing");
+}

@@ -16,10 +16,10 @@ use std::thread;
 
 use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueEnum};
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 
 use self::report::Row;
+use crate::process::unless_signalled;
 use crate::tools::{Tools, say};
 
 /// Which faults to make.
@@ -119,15 +119,14 @@ impl Fault {
 /// # Errors
 /// If something cannot be built, installed or started; if a request was lost that nothing carried which failed, or a counter is wrong.
 pub async fn faults(options: &FaultsOptions) -> Result<()> {
-    // Caught, so that everything is stopped in order.
-    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
     let asked = asked_to_end(options.own_network.is_some());
-    let rows = tokio::select! {
-        rows = make(options) => rows?,
-        _ = interrupt.recv() => anyhow::bail!("interrupted"),
-        _ = terminate.recv() => anyhow::bail!("terminated"),
-        () = asked => anyhow::bail!("nobody waits for the rows"),
-    };
+    let rows = unless_signalled(async {
+        tokio::select! {
+            rows = make(options) => rows,
+            () = asked => anyhow::bail!("nobody waits for the rows"),
+        }
+    });
+    let rows = rows.await?;
     if let Some(file) = &options.own_network {
         return fs::write(file, serde_json::to_vec(&rows)?).with_context(|| format!("writing {}", file.display()));
     }

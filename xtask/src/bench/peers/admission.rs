@@ -3,16 +3,16 @@
 
 use std::fmt::Write as _;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use clap::Args;
 use serde_json::Value;
 use tokio::process::Command;
-use tokio::signal::unix::{SignalKind, signal};
 
 use super::load::{self, Stage};
 use super::machine::Busy;
 use super::variant::{self, Setting, Variant};
 use crate::load::Pace;
+use crate::process::unless_signalled;
 use crate::tools::{Tools, say};
 
 /// What to run.
@@ -53,13 +53,7 @@ const VARIANTS: [(Variant, &str, bool); 2] =
 /// If something cannot be built, started or measured.
 pub async fn admission(options: AdmissionOptions) -> Result<()> {
     ensure!(options.speed.is_finite() && options.speed > 0.0, "--speed must be more than 0");
-    // Caught, so that everything is stopped in order.
-    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
-    tokio::select! {
-        done = measure(&options) => done,
-        _ = interrupt.recv() => bail!("interrupted"),
-        _ = terminate.recv() => bail!("terminated"),
-    }
+    unless_signalled(measure(&options)).await
 }
 
 async fn measure(options: &AdmissionOptions) -> Result<()> {

@@ -15,14 +15,14 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use clap::Args;
-use tokio::signal::unix::{SignalKind, signal};
 
 use self::load::{Run, Stage};
 use self::report::Results;
 use self::variant::{Setting, VARIANTS, Variant};
 use crate::load::Pace;
+use crate::process::unless_signalled;
 use crate::tools::{self, Tools, say};
 
 /// What to compare, and how.
@@ -60,16 +60,12 @@ pub struct PeersOptions {
 /// # Errors
 /// If something cannot be built, installed, started or measured. Turns that fail are counted.
 pub async fn peers(options: PeersOptions) -> Result<()> {
-    // Caught, so that everything is stopped in order.
-    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
     let results = match &options.from {
         Some(path) => serde_json::from_slice(&fs::read(path).with_context(|| format!("reading {}", path.display()))?)
             .with_context(|| format!("{} holds no runs", path.display()))?,
-        None => tokio::select! {
-            results = measure(&options) => results?,
-            _ = interrupt.recv() => bail!("interrupted; the runs so far are in {}", results_file().display()),
-            _ = terminate.recv() => bail!("terminated; the runs so far are in {}", results_file().display()),
-        },
+        None => unless_signalled(measure(&options))
+            .await
+            .with_context(|| format!("the runs so far are in {}", results_file().display()))?,
     };
     if let Some(path) = &options.out {
         report::write_into(path, &results)?;

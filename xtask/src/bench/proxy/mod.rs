@@ -10,14 +10,13 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueEnum};
 use homing_routing::sync::{OutcomeCounts, SyncAnswer};
 use tokio::process::Command;
-use tokio::signal::unix::{SignalKind, signal};
 
 use crate::envoy::Envoy;
-use crate::process::Process;
+use crate::process::{Process, unless_signalled};
 use crate::tools::{self, Tools, say};
 use snapshots::Snapshots;
 use subjects::{Setup, Subject, envoy_config};
@@ -81,13 +80,7 @@ fn named_file(text: &str) -> Result<(String, PathBuf), String> {
 /// # Errors
 /// If something cannot be built or started, a request fails, or a subject did not do what it is measured for.
 pub async fn proxy(options: ProxyOptions) -> Result<()> {
-    // Caught, so that everything is stopped in order.
-    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
-    tokio::select! {
-        done = run(&options) => done,
-        _ = interrupt.recv() => bail!("interrupted"),
-        _ = terminate.recv() => bail!("terminated"),
-    }
+    unless_signalled(run(&options)).await
 }
 
 async fn run(options: &ProxyOptions) -> Result<()> {
