@@ -117,7 +117,6 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::testing::test;
 
     /// Few values for each, so that they meet.
     fn binding() -> impl Strategy<Value = Binding> {

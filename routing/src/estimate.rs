@@ -103,7 +103,6 @@ impl Estimator {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::test;
 
     /// A pool whose conversations share 3,000 tokens and have 1,000 of their own in the first turn and 200 more in each of four others;
     /// 3 bytes are a token. `lost` turns of each conversation find only what is shared.

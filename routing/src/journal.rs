@@ -111,7 +111,6 @@ mod tests {
     use super::*;
     use crate::host::MemoryHost;
     use crate::replica::ReplicaId;
-    use crate::testing::test;
 
     fn binding(n: u128) -> Binding {
         Binding { conversation: Digest(n), home: ReplicaId(1), bound_at_ms: 2, last_turn_s: 3, bytes: 4 }

@@ -136,7 +136,6 @@ mod tests {
 
     use super::*;
     use crate::host::MemoryHost;
-    use crate::testing::test;
 
     const KEY: &str = "ledger";
 

@@ -45,5 +45,3 @@ pub mod snapshot;
 mod sweep;
 pub mod sync;
 pub mod table;
-#[cfg(test)]
-mod testing;

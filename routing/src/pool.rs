@@ -491,7 +491,6 @@ pub(crate) fn snapshot_key(cluster: &str) -> String {
 mod tests {
     use super::*;
     use crate::host::MemoryHost;
-    use crate::testing::test;
 
     #[test]
     fn replicas_that_come_and_go_without_end_get_names_up_to_a_bound() {

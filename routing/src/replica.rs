@@ -99,7 +99,6 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::testing::test;
 
     proptest! {
         #[test]

@@ -157,7 +157,6 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::testing::test;
 
     fn two_replicas() -> Snapshot {
         let name = |text: &str| text.parse().expect("a name");

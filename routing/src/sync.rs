@@ -363,7 +363,6 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::testing::test;
 
     /// What can be read reads back as it is written.
     fn reads_back<T: Serialize + for<'a> Deserialize<'a> + PartialEq + core::fmt::Debug>(body: &[u8]) -> Result<(), TestCaseError> {

@@ -342,7 +342,6 @@ mod tests {
     use super::*;
     use crate::host::MemoryHost;
     use crate::identity::{Namer, Naming};
-    use crate::testing::test;
 
     fn entry(digest: u128, home: u64, last_turn: u32) -> Entry {
         Entry {

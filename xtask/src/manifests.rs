@@ -55,7 +55,7 @@ fn kubernetes() -> Result<()> {
     }
     say(&format!("{} Kubernetes resources against their schemas", all.len()));
     let home = schemas()?;
-    let mut check = Command::new(tools::node()?.join("node")).arg("check.mjs").current_dir(&home).stdin(Stdio::piped()).spawn()?;
+    let mut check = Command::new(tools::node()?).arg("check.mjs").current_dir(&home).stdin(Stdio::piped()).spawn()?;
     check.stdin.take().context("its input")?.write_all(&serde_json::to_vec(&all)?)?;
     ensure!(check.wait()?.success(), "the manifests do not fit their schemas: see above");
     Ok(())

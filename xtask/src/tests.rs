@@ -1,6 +1,5 @@
 //! `cargo xtask test`: every check a change must pass.
 
-use std::env;
 use std::path::Path;
 use std::process::Command;
 
@@ -144,15 +143,9 @@ pub fn screenshots() -> Result<()> {
 
 /// The routing crate's tests where pointers have 32 bits, as in Envoy.
 fn on_wasm32() -> Result<()> {
-    let (runner, node) = (tools::wasm_bindgen_runner()?, tools::node()?);
+    let mut command = cargo();
+    tools::under_node(command.args(["test", "--quiet", "--package", "homing-routing", "--lib"]))?;
     say("routing tests on wasm32, under Node");
-    run(cargo()
-        .args(["test", "--package", "homing-routing", "--lib", "--target", "wasm32-unknown-unknown"])
-        .env("PATH", with_front(&[&runner, &node])?))
-}
-
-fn with_front(folders: &[&Path]) -> Result<std::ffi::OsString> {
-    let path = env::var_os("PATH").unwrap_or_default();
-    let front = folders.iter().map(|folder| folder.to_path_buf());
-    env::join_paths(front.chain(env::split_paths(&path))).context("PATH")
+    // A panic ends the program there, so what it says must be out by then.
+    run(command.args(["--", "--nocapture"]))
 }

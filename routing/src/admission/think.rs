@@ -55,7 +55,6 @@ impl ThinkTimes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::test;
 
     fn heard(times: &[(u64, usize)]) -> ThinkTimes {
         let mut think = ThinkTimes::default();

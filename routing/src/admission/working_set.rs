@@ -338,7 +338,6 @@ mod tests {
 
     use super::*;
     use crate::host::MemoryHost;
-    use crate::testing::test;
 
     const POOL: &str = "pool";
 

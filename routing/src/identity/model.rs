@@ -21,7 +21,6 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::testing::test;
 
     #[test]
     fn it_is_the_top_level_field_wherever_it_stands() {

@@ -5,7 +5,6 @@ use proptest::prelude::*;
 use serde::Deserialize;
 
 use super::*;
-use crate::testing::test;
 
 #[derive(Deserialize)]
 struct Cases {

@@ -71,10 +71,8 @@ pub async fn bench(command: BenchCommand) -> Result<()> {
 fn routing() -> Result<()> {
     say("natively");
     run(cargo().args(["bench", "--package", "homing-routing"]))?;
-    let node = tools::node()?.join("node");
-    tools::build_filter()?;
+    let mut command = cargo();
+    tools::under_node(command.args(["bench", "--package", "homing-routing"]))?;
     say("as wasm, in Node's V8");
-    let runner = format!("{} --no-warnings {}", node.display(), tools::root().join("xtask/node/wasi.mjs").display());
-    let bench = ["bench", "--package", "homing-routing", "--target", "wasm32-wasip1"];
-    run(cargo().args(bench).env("CARGO_TARGET_WASM32_WASIP1_RUNNER", runner))
+    run(&mut command)
 }

@@ -6,7 +6,6 @@ use serde::de::{DeserializeSeed, IgnoredAny, MapAccess};
 use serde_json::value::{RawValue, Value};
 
 use super::*;
-use crate::testing::test;
 
 const NAMES: [&str; 3] = ["metadata", "session_id", "messages"];
 

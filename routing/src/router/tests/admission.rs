@@ -3,7 +3,6 @@
 use super::*;
 use crate::admission::{Admission, Overflow, Reason};
 use crate::metric::AdmissionEvent;
-use crate::testing::test;
 
 mod anything;
 mod told;

@@ -6,7 +6,6 @@ use proptest::prelude::*;
 use super::*;
 use crate::admission::Admission;
 use crate::sync::{MAX_BINDINGS, MAX_SYNC_BYTES};
-use crate::testing::test;
 
 /// Something that happens to a site.
 #[derive(Clone, Debug)]

@@ -1,7 +1,6 @@
 //! Replicas that fail.
 
 use super::*;
-use crate::testing::test;
 
 #[test]
 fn a_replica_that_fails_fast_does_not_attract_work() {

@@ -3,7 +3,6 @@
 use super::*;
 use crate::binding::{AHEAD_MS, Binding, Bindings};
 use crate::sync::MAX_BINDINGS;
-use crate::testing::test;
 
 /// What one Envoy has told arrives at another, with the collector's clock.
 fn relay(from: &mut Site, to: &mut Site) -> usize {

@@ -1,7 +1,6 @@
 //! When a turn stays at home, spills, or leaves its home for good.
 
 use super::*;
-use crate::testing::test;
 
 #[test]
 fn a_turn_stays_at_home_up_to_the_threshold_and_spills_above_it() {

@@ -1,7 +1,6 @@
 //! Threads that die or are held up.
 
 use super::*;
-use crate::testing::test;
 
 /// What a trap does: the thread's memory is gone and nothing is given back.
 fn trap(router: Router<MemoryHost>, tickets: Vec<Ticket<MemoryHost>>) {

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 
 use super::*;
-use crate::testing::test;
 
 #[test]
 fn new_conversations_one_after_another_are_spread_evenly() {

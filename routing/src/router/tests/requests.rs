@@ -1,7 +1,6 @@
 //! Requests that are no turn of a conversation, name a replica, or need a rank.
 
 use super::*;
-use crate::testing::test;
 
 #[test]
 fn a_request_without_a_conversation_goes_to_the_least_loaded_and_is_not_remembered() {

@@ -1,7 +1,6 @@
 //! What is learned and counted from where a request was served.
 
 use super::*;
-use crate::testing::test;
 
 #[test]
 fn held_conversations_are_counted_by_the_sweep_and_forgotten_when_idle() {

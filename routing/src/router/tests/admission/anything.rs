@@ -3,7 +3,6 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::testing::test;
 
 /// What may happen to a pool below its caches.
 #[derive(Clone, Debug)]

@@ -3,7 +3,6 @@
 use super::*;
 use crate::admission::{Occupancy, occupancy};
 use crate::sync::{AdmissionAnswer, HeldCounts};
-use crate::testing::test;
 
 #[test]
 fn anyone_on_the_host_can_see_who_waits_why_and_what_is_active_where() {
