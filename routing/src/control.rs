@@ -1,12 +1,13 @@
 //! The control role: takes the collector's snapshots into shared data and answers with what this Envoy has counted.
 
-use core::fmt;
+mod clock;
+mod request;
 
+use hashbrown::HashMap;
 use hashbrown::hash_map::Entry;
-use hashbrown::{HashMap, HashSet};
 
 use crate::admission::{Texts, occupancy};
-use crate::binding::{Binding, Bindings};
+use crate::binding::Bindings;
 use crate::codec::{Reader, Writer};
 use crate::host::{Expected, Host, HostError, MetricId, TRIES};
 use crate::journal;
@@ -15,14 +16,15 @@ use crate::outcome::Outcome;
 use crate::policy::Terms;
 use crate::pool::{Registry, Replica, define_prompts, in_flight, part, ranks, snapshot_key};
 use crate::replica::ReplicaName;
-use crate::router::seconds;
 use crate::shared::Shared;
 use crate::since;
 use crate::snapshot::{Figures, Snapshot};
 use crate::sync::{
-    MAX_BINDINGS, MAX_REPLICAS, MAX_SYNC_BYTES, OutcomeCounts, Peers, PoolAnswer, PoolReport, ReplicaAnswer, ReplicaReport,
-    SYNC_VERSION, SyncAnswer, SyncRequest, version_of,
+    MAX_BINDINGS, OutcomeCounts, Peers, PoolAnswer, PoolReport, ReplicaAnswer, ReplicaReport, SYNC_VERSION, SyncAnswer, SyncRequest,
 };
+use clock::Clock;
+pub use request::SyncError;
+use request::read;
 
 /// How long the collector of the latest generation must be silent before an earlier one is heard, at least: it has missed three
 /// exchanges by then.
@@ -39,56 +41,6 @@ const POSITION_KEY: &str = "homing/sync";
 const POSITION_LAYOUT: u8 = 2;
 const READY_KEY: &str = "homing/ready";
 const READY_LAYOUT: u8 = 1;
-
-/// Why an exchange was refused. Nothing was changed.
-#[derive(Clone, Debug, PartialEq)]
-pub enum SyncError {
-    /// The body is longer than [`MAX_SYNC_BYTES`].
-    TooLarge,
-    /// The body is not the exchange's JSON.
-    Malformed(String),
-    /// The body is of another version of the exchange.
-    Version(u32),
-    /// A value is out of its range.
-    Invalid(String),
-    /// A newer snapshot has been taken already.
-    Older {
-        /// The generation and sequence number in force.
-        newest: (u64, u64),
-    },
-    /// The host refused shared data or metrics.
-    Host(HostError),
-}
-
-impl fmt::Display for SyncError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::TooLarge => {
-                write!(f, "the snapshot is larger than {MAX_SYNC_BYTES} bytes: poll fewer replicas with one collector")
-            }
-            Self::Malformed(why) => write!(f, "the snapshot cannot be read: {why}"),
-            Self::Version(version) => {
-                write!(
-                    f,
-                    "the snapshot is of version {version}, this filter speaks {SYNC_VERSION}: run a collector of the same release"
-                )
-            }
-            Self::Invalid(why) => write!(f, "the snapshot is not valid: {why}"),
-            Self::Older { newest: (generation, sequence) } => {
-                write!(f, "the snapshot is older than the last one, which has generation {generation} and sequence {sequence}")
-            }
-            Self::Host(error) => error.fmt(f),
-        }
-    }
-}
-
-impl core::error::Error for SyncError {}
-
-impl From<HostError> for SyncError {
-    fn from(error: HostError) -> Self {
-        Self::Host(error)
-    }
-}
 
 /// The control role of one thread.
 #[derive(Debug)]
@@ -371,52 +323,6 @@ fn figures(reported: &ReplicaReport, own: u64, ended: [u64; 2]) -> Figures {
     }
 }
 
-/// Reads and checks a request's body.
-fn read(body: &[u8]) -> Result<SyncRequest, SyncError> {
-    if body.len() > MAX_SYNC_BYTES {
-        return Err(SyncError::TooLarge);
-    }
-    let request: SyncRequest = serde_json::from_slice(body).map_err(|error| match version_of(body) {
-        Some(version) if version != SYNC_VERSION => SyncError::Version(version),
-        _ => SyncError::Malformed(error.to_string()),
-    })?;
-    if request.version != SYNC_VERSION {
-        return Err(SyncError::Version(request.version));
-    }
-    check(&request)?;
-    Ok(request)
-}
-
-fn check(request: &SyncRequest) -> Result<(), SyncError> {
-    if request.bindings.0.len() > MAX_BINDINGS {
-        return Err(SyncError::Invalid(format!("it has more than {MAX_BINDINGS} bindings")));
-    }
-    let mut clusters = HashSet::new();
-    for pool in &request.pools {
-        let cluster = &pool.cluster;
-        if !clusters.insert(cluster) {
-            return Err(SyncError::Invalid(format!("the pool `{cluster}` stands twice")));
-        }
-        if pool.replicas.len() > MAX_REPLICAS {
-            return Err(SyncError::Invalid(format!("the pool `{cluster}` has more than {MAX_REPLICAS} replicas")));
-        }
-        if pool.bytes_per_token.is_some_and(|bytes| !(0.25..=64.0).contains(&bytes)) {
-            return Err(SyncError::Invalid(format!("the bytes per token of the pool `{cluster}` are not between 0.25 and 64")));
-        }
-        let mut names = HashSet::new();
-        for replica in &pool.replicas {
-            let name = replica.replica;
-            if !names.insert(name) {
-                return Err(SyncError::Invalid(format!("the replica {name} stands twice in the pool `{cluster}`")));
-            }
-            if !(0.0..=1.0).contains(&replica.kv_usage) {
-                return Err(SyncError::Invalid(format!("the KV usage of {name} is {}, not between 0 and 1", replica.kv_usage)));
-            }
-        }
-    }
-    Ok(())
-}
-
 /// The newest snapshot's place in the order, and when it came.
 #[derive(Clone, Copy)]
 struct Position {
@@ -447,40 +353,5 @@ impl Position {
         writer.u64(self.at_ms);
         writer.u64(self.silent_ms);
         bytes
-    }
-}
-
-/// This machine's clock and the fleet's.
-#[derive(Clone, Copy)]
-struct Clock {
-    now_ms: u64,
-    /// How far the fleet's is ahead, in milliseconds.
-    ahead_ms: i64,
-}
-
-impl Clock {
-    fn of(request: &SyncRequest, now_ms: u64) -> Self {
-        let fleet_ms = if request.now_ms == 0 { now_ms } else { request.now_ms };
-        Self { now_ms, ahead_ms: fleet_ms.checked_signed_diff(now_ms).unwrap_or(0) }
-    }
-
-    fn now_s(&self) -> u32 {
-        seconds(self.now_ms)
-    }
-
-    fn ahead_s(&self) -> i32 {
-        i32::try_from(self.ahead_ms.checked_div(1000).unwrap_or(0)).unwrap_or(0)
-    }
-
-    /// A binding whose last turn is told by this machine's clock, by the fleet's.
-    fn to_fleet(self, told: Binding) -> Binding {
-        Binding { last_turn_s: told.last_turn_s.saturating_add_signed(self.ahead_s()), ..told }
-    }
-
-    /// The other way round, with nothing far ahead.
-    fn to_local(self, told: Binding) -> Binding {
-        let told = told.clamped(self.now_ms.saturating_add_signed(self.ahead_ms));
-        let last_turn_s = told.last_turn_s.saturating_sub_signed(self.ahead_s()).min(self.now_s());
-        Binding { last_turn_s, ..told }
     }
 }
