@@ -53,9 +53,9 @@ fn serves(fleet: &Fleet, envoy: usize, conversations: u64) {
     answers(fleet, envoy, PoolAnswer { prompt_bytes, first_turns: conversations, ..pool() });
 }
 
-/// An Envoy has this many of everything at both replicas.
-fn has(fleet: &Fleet, envoy: usize, count: u64) {
-    let replicas = ["10.0.0.1:80", "10.0.0.2:80"].map(|name| ReplicaAnswer {
+/// This many of everything at a replica.
+fn at(name: &str, count: u64) -> ReplicaAnswer {
+    ReplicaAnswer {
         replica: name.parse().expect("a name"),
         in_flight: count,
         own: count,
@@ -67,7 +67,12 @@ fn has(fleet: &Fleet, envoy: usize, count: u64) {
         active_conversations: Some(count),
         active_context_tokens: Some(count),
         requests: OutcomeCounts { sticky: count, placed: count, ..OutcomeCounts::default() },
-    });
+    }
+}
+
+/// An Envoy has this many of everything at both replicas.
+fn has(fleet: &Fleet, envoy: usize, count: u64) {
+    let replicas = ["10.0.0.1:80", "10.0.0.2:80"].map(|name| at(name, count));
     let admission = Some(AdmissionAnswer { held: count, ..AdmissionAnswer::default() });
     let (prompt_bytes, repeated_bytes, first_turns) = (count, count, count);
     answers(fleet, envoy, PoolAnswer { prompt_bytes, repeated_bytes, first_turns, admission, replicas: replicas.into(), ..pool() });
@@ -171,6 +176,13 @@ async fn sums_of_figures_that_nobody_can_have_are_the_greatest_and_not_small_one
     assert_eq!(pool.capacity.as_ref().map(|capacity| capacity.cache_tokens), Some(u64::MAX));
     assert_eq!(DrainStatus::of(&fleet, replica).in_flight, u64::MAX);
     assert_eq!(bytes_per_token(&fleet), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_sent_to_an_endpoint_without_a_rank_is_in_flight_in_its_pool() {
+    let fleet = fleet();
+    answers(&fleet, 0, PoolAnswer { replicas: vec![at("10.0.0.1:80#0", 2), at("10.0.0.1:80", 3)], ..pool() });
+    assert_eq!(Status::of(&fleet, &History::default(), Instant::now()).pools[0].routing.in_flight, Some(5));
 }
 
 #[tokio::test]

@@ -54,10 +54,8 @@ impl PoolStatus {
         let capacity = total(&replicas, |replica| replica.recent_conversations)
             .zip(total(&replicas, |replica| replica.recent_context_tokens))
             .and_then(|(conversations, tokens)| Capacity::of(conversations, tokens, cache_tokens, hour.latest_cached_share));
-        let in_flight = total(&replicas, |replica| replica.in_flight);
         let sources = pool.sources.iter().map(SourceStatus::of).collect();
-        let routing = Routing { in_flight, ..answers.routing };
-        let admission = answers.admission;
+        let Answers { routing, admission, .. } = answers;
         Self { cluster: pool.cluster.clone(), routing, capacity, admission, hour, replicas, sources }
     }
 }
@@ -187,6 +185,8 @@ impl Answers {
         for answer in &pool.replicas {
             routing.requests = routing.requests.and(&answer.requests);
             if envoy.connected {
+                // Also what was sent to an endpoint without a rank, which is no replica's.
+                routing.in_flight = Some(routing.in_flight.unwrap_or(0).saturating_add(answer.in_flight));
                 widen(&mut routing.spill_threshold, Some(answer.spill_threshold));
                 widen(&mut routing.spill_margin, answer.spill_margin);
             }
