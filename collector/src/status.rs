@@ -146,7 +146,7 @@ pub struct ReplicaStatus {
     pub active_context_tokens: Option<u64>,
     /// Requests that ended there, by outcome.
     pub requests: OutcomeCounts,
-    /// Why the last poll failed, if it did.
+    /// Why the last poll failed, if it did, or what is wrong with what it brought.
     pub problem: Option<String>,
     /// Who drains it.
     pub drained_by: Vec<DrainedBy>,
