@@ -170,7 +170,7 @@ pub struct AffinityStatus {
 pub struct StoreStatus {
     /// Where it is, without a password.
     pub url: String,
-    /// Whether it answers.
+    /// Whether it takes what it is told.
     pub up: bool,
     /// What is wrong with it now, and what to do.
     pub problem: Option<String>,

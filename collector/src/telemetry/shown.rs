@@ -230,7 +230,7 @@ fn affinity(to: &mut Encoder<'_, '_>, status: &Status) -> fmt::Result {
     let store = status.affinity.store.iter();
     let each = |value: fn(&StoreStatus) -> u64| store.clone().map(move |store| ([] as [(&str, &str); 0], value(store)));
     let up = each(|store| store.up.into()).map(|(labels, up)| (labels, up as f64));
-    to.gauges("affinity_store_up", "1 while the store of conversations' homes answers", up)?;
+    to.gauges("affinity_store_up", "1 while the store of conversations' homes takes them", up)?;
     to.counters("affinity_store_read", "Homes read from the store", each(|store| store.read))?;
     to.counters("affinity_store_written", "Homes written to the store", each(|store| store.written))?;
     to.counters(
