@@ -167,6 +167,18 @@ impl Fleet {
         is_late || (read && self.envoys.all_asked() && self.affinity.is_loaded())
     }
 
+    /// Whether another collector works and this one stands by: Envoys are connected, and all of them take the other's snapshots.
+    pub(crate) fn stands_by(&self, now: Instant) -> bool {
+        let mut standby = None;
+        for envoy in self.envoys() {
+            let exchanges = envoy.exchanges();
+            if let Some(answer) = exchanges.answer.as_ref().filter(|_| exchanges.is_connected(now)) {
+                standby = Some(standby.unwrap_or(true) && answer.standby);
+            }
+        }
+        standby.unwrap_or(false)
+    }
+
     /// Keeps conversations' homes as long as that Envoy does which keeps them the longest, of those that there are now.
     pub(crate) fn hold_longest(&self) {
         if let Some(longest) = self.envoys().iter().filter_map(|envoy| envoy.exchanges().idle_s).max() {
