@@ -50,7 +50,7 @@ pub struct Fleet {
     pub store: Option<Arc<StoreLink>>,
     /// When this collector started.
     started: Instant,
-    /// Told when endpoints came or went, or when the state of one became known.
+    /// Told when endpoints came or went, when the state of one became known, or when the drain file was read.
     changes: watch::Sender<()>,
 }
 
@@ -59,7 +59,7 @@ pub struct Fleet {
 impl Fleet {
     /// The fleet of a configuration, of which nothing is known yet.
     pub fn new(config: &Config) -> Self {
-        let drains = Arc::new(Drains::default());
+        let drains = Arc::new(Drains::new(config.drain_file.is_some()));
         let pools = config.pools.iter().map(|pool| Pool::new(pool, Arc::clone(&drains))).collect();
         Self {
             generation: now_ms(),
@@ -98,16 +98,17 @@ impl Fleet {
         self.envoys.reconcile()
     }
 
-    /// Notes that endpoints came or went, or that the state of one became known.
+    /// Notes that endpoints came or went, that the state of one became known, or that the drain file was read.
     pub(crate) fn changed(&self) {
         self.changes.send_replace(());
     }
 
-    /// Waits until every source of endpoints was asked and every endpoint's state is known. What is known before says that replicas
-    /// are down or gone which were only not asked yet.
+    /// Waits until every source of endpoints was asked, every endpoint's state is known and the drain file was read. What is known before
+    /// says that replicas are down or gone which were only not asked yet, and that those are ready which drain.
     pub(crate) async fn settled(&self) {
+        let is_settled = || !self.drains.read().awaits_file && self.pools.iter().all(Pool::is_settled);
         // The sender is this fleet's own, so it is not closed while this waits.
-        let _ = self.changes.subscribe().wait_for(|()| self.pools.iter().all(Pool::is_settled)).await;
+        let _ = self.changes.subscribe().wait_for(|()| is_settled()).await;
     }
 
     /// What an Envoy is sent: the state of every pool at `now`.

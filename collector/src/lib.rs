@@ -97,8 +97,8 @@ impl Collector {
 
         let mut tasks = JoinSet::new();
         if let Some(path) = config.drain_file.clone() {
-            let drains = Arc::clone(&fleet.drains);
-            tasks.spawn(async move { drains.follow(&path).await });
+            let fleet = Arc::clone(&fleet);
+            tasks.spawn(async move { fleet.drains.follow(&path, || fleet.changed()).await });
         }
         for (pool, scraper) in scrapers {
             tasks.spawn(discovery::run(Arc::clone(&fleet), pool, scraper, lookup.clone()));

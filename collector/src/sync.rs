@@ -321,8 +321,8 @@ pub(crate) fn differs(fleet: &Fleet, envoy: &Envoy) -> Option<&'static str> {
 /// Pushes snapshots to an Envoy of the fleet for ever, one every `interval`, and between them what others told of
 /// conversations.
 ///
-/// It begins when every source of endpoints was asked and every endpoint's state is known, or a collector that restarts would tell a
-/// running Envoy that replicas are down.
+/// It begins when every source of endpoints was asked, every endpoint's state is known and the drain file was read, or a collector that
+/// restarts would tell a running Envoy that replicas are down, or ready which drain.
 /// An Envoy that is new or restarted is handed everything over that is known of conversations.
 pub(crate) async fn run(fleet: Arc<Fleet>, envoy: Arc<Envoy>, access: Access, interval: Duration, telemetry: Arc<Telemetry>) {
     let telemetry = telemetry.envoy(&envoy.url.to_string());

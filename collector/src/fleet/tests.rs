@@ -84,6 +84,33 @@ fn bytes_per_token(fleet: &Fleet) -> Option<f32> {
 }
 
 #[tokio::test(start_paused = true)]
+async fn nothing_is_told_before_the_drain_file_was_read_well_or_badly() {
+    for content in ["- 10.0.0.1:80", "no list", ""] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("drain.yaml");
+        std::fs::write(&path, content).expect("a file");
+        let pools = "pools: [{cluster: a, replicas: [{address: '10.0.0.1:80'}]}]";
+        let config = format!("drain_file: {}\n{pools}", path.display());
+        let fleet = Arc::new(Fleet::new(&Config::parse(&config, "test").expect("a configuration")));
+        fleet.pools[0].reconcile();
+        reads(&fleet, 0, 1);
+        let settled = tokio::spawn({
+            let fleet = Arc::clone(&fleet);
+            async move { fleet.settled().await }
+        });
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        assert!(!settled.is_finished(), "the file was not read");
+        let following = tokio::spawn({
+            let fleet = Arc::clone(&fleet);
+            async move { fleet.drains.follow(&path, || fleet.changed()).await }
+        });
+        settled.await.expect("it is known");
+        assert_eq!(!fleet.drained_by("10.0.0.1:80".parse().expect("a name")).is_empty(), content.starts_with('-'), "{content}");
+        following.abort();
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn what_an_envoy_that_joins_had_counted_before_says_nothing_of_a_pools_texts() {
     let fleet = fleet();
     reads(&fleet, 0, 0);
