@@ -206,6 +206,20 @@ async fn sums_of_figures_that_nobody_can_have_are_the_greatest_and_not_small_one
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_replica_that_sleeps_has_no_cache_and_nothing_active() {
+    let fleet = fleet();
+    for (replica, asleep) in fleet.pools[0].endpoints().iter().zip([false, true]) {
+        let engine = EngineMetrics { cache_tokens: 1_000, asleep, ..EngineMetrics::default() };
+        lock(replica).read(Instant::now(), &Engines::from([(0, engine)]));
+    }
+    has(&fleet, 0, 5);
+    let status = Status::of(&fleet, &History::default(), Instant::now());
+    let (capacity, admission) = (&status.pools[0].capacity, status.pools[0].admission.as_ref().expect("admission"));
+    assert_eq!(capacity.as_ref().map(|capacity| capacity.cache_tokens), Some(1_000));
+    assert_eq!((admission.cache_tokens, admission.active_conversations, admission.active_context_tokens), (1_000, 5, 5));
+}
+
+#[tokio::test(start_paused = true)]
 async fn what_was_sent_to_an_endpoint_without_a_rank_is_in_flight_in_its_pool() {
     let fleet = fleet();
     answers(&fleet, 0, PoolAnswer { replicas: vec![at("10.0.0.1:80#0", 2), at("10.0.0.1:80", 3)], ..pool() });

@@ -44,7 +44,9 @@ impl PoolStatus {
             ReplicaStatus::of(replica, seen, bytes_per_token)
         });
         let replicas: Vec<_> = replicas.collect();
-        let up = || replicas.iter().filter(|replica| replica.report.state != ReplicaState::Down);
+        // One that sleeps has given its cache up.
+        let has_cache = |replica: &&ReplicaStatus| !matches!(replica.report.state, ReplicaState::Down | ReplicaState::Asleep);
+        let up = || replicas.iter().filter(has_cache);
         let cache_tokens = up().map(|replica| replica.report.cache_tokens).fold(0, u64::saturating_add);
         if let Some(admission) = &mut answers.admission {
             let active = |replica: &ReplicaStatus| answers.replicas.get(&replica.report.replica)?.active;
