@@ -268,7 +268,9 @@ fn a_file_that_cannot_be_read_is_named() {
 #[test]
 fn a_token_is_never_shown() {
     let pool = POOL.replace("a,", "a, token: hunter2,");
-    let config = parse(&format!("{pool}api: {{token: hunter2}}\nenvoys: [{{url: 'unix:/a', token: hunter2}}]\n"));
+    let config = parse(&format!(
+        "{pool}api: {{token: hunter2}}\nenvoys: [{{url: 'unix:/a', token: hunter2}}]\naffinity: {{store: 'redis://a:hunter2@b:1'}}\n"
+    ));
     let json = serde_json::to_string(&config).expect("JSON");
     for text in [format!("{config:?}"), config.summary(), json] {
         assert!(!text.contains("hunter2"), "{text}");
