@@ -17,7 +17,7 @@ use crate::config::{ControlUrl, EnvoyConfig, EnvoyPlace};
 use crate::control_client::{self, ControlClient, ControlConnector};
 use crate::endpoint::whole_ms;
 use crate::fleet::{Envoy, Fleet, now_ms};
-use crate::http_client::Bearer;
+use crate::http_client::{Bearer, refuses_token};
 use crate::telemetry::Telemetry;
 use crate::text::one_line;
 
@@ -136,7 +136,7 @@ struct Control {
 }
 
 impl Control {
-    /// One exchange. After a 401 the token is read again, since a token file may have been changed.
+    /// One exchange. After a 401 or 403 the token is read again, since a token file may have been changed.
     ///
     /// Returns the answer, and the bytes of both sides.
     async fn exchange(&mut self, request: &SyncRequest) -> Result<(SyncAnswer, [u64; 2]), SyncFailure> {
@@ -147,7 +147,7 @@ impl Control {
         let sent = body.len() as u64;
         let exchange = self.client.post(body, self.bearer.header(), MAX_SYNC_BYTES);
         let (status, answer) = tokio::time::timeout(SYNC_TIMEOUT, exchange).await.map_err(|_| SyncFailure::Timeout)??;
-        if status == StatusCode::UNAUTHORIZED {
+        if refuses_token(status.as_u16()) {
             self.bearer.read_again().map_err(SyncFailure::Token)?;
         }
         if status != StatusCode::OK {

@@ -59,13 +59,15 @@ impl ScrapeClient {
 
     /// One poll: the text is in `buffer` afterwards, unless it failed.
     ///
-    /// After a 401 the token is read again, since a token file may have been changed.
+    /// After a 401 or 403 the token is read again, since a token file may have been changed.
     pub(crate) async fn get(&mut self, url: Uri, buffer: &mut Vec<u8>) -> Result<(), ScrapeFailure> {
         let result = match tokio::time::timeout(self.timeout, self.exchange(url, buffer)).await {
             Ok(result) => result,
             Err(_) => Err(ScrapeFailure::Timeout),
         };
-        if result == Err(ScrapeFailure::Status(401)) {
+        if let Err(ScrapeFailure::Status(status)) = result
+            && http_client::refuses_token(status)
+        {
             self.bearer.read_again().map_err(ScrapeFailure::Token)?;
         }
         result
