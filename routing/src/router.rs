@@ -13,6 +13,7 @@ use std::rc::Rc;
 use hashbrown::HashMap;
 use siphasher::sip::SipHasher24;
 
+use crate::binding::AHEAD_MS;
 use crate::host::{Host, HostError, TRIES};
 use crate::identity::{Conversation, Digest};
 use crate::journal;
@@ -26,7 +27,7 @@ use crate::shared::Shared;
 use crate::since;
 use crate::table::{Entry, Table};
 pub use admit::Held;
-pub use learn::is_failure;
+pub use learn::Answer;
 use ticket::Taken;
 pub use ticket::{Served, Ticket};
 
@@ -288,7 +289,10 @@ impl<H: Host> Router<H> {
             // A try that lost the race gives back what it had reserved.
             drop(last.take());
             let bucket = self.table.open(&self.host, digest)?;
-            let known = self.table.entry(&bucket, now_s);
+            // A home that was bound while this machine's clock was wrong must not win for ever.
+            let latest_ms = pool.fleet_ms(self.now_ms).saturating_add(AHEAD_MS);
+            let known =
+                self.table.entry(&bucket, now_s).map(|known| Entry { bound_at_ms: known.bound_at_ms.min(latest_ms), ..known });
             let home = known.and_then(|entry| pool.member(entry.home)).filter(|home| pool.is_ready(home));
             if !request.generates {
                 return home.map_or_else(

@@ -66,7 +66,10 @@ impl Replica {
     pub(super) fn penalty(&self, now_ms: u64) -> u32 {
         match self.failures.get() {
             Failures { streak: 0, .. } => 0,
-            Failures { streak, until_ms } if now_ms < until_ms => 1_u32.checked_shl(streak).unwrap_or(u32::MAX),
+            // A time further ahead was set by a clock that has been set back since.
+            Failures { streak, until_ms } if now_ms < until_ms && until_ms.saturating_sub(now_ms) <= FAILURE_MS => {
+                1_u32.checked_shl(streak).unwrap_or(u32::MAX)
+            }
             Failures { .. } => 0,
         }
     }
