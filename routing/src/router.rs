@@ -7,14 +7,16 @@ mod learn;
 mod ticket;
 
 use core::cell::Cell;
+use core::hash::Hasher;
 use std::rc::Rc;
 
 use hashbrown::HashMap;
+use siphasher::sip::SipHasher24;
 
 use crate::host::{Host, HostError, TRIES};
 use crate::identity::{Conversation, Digest};
 use crate::journal;
-use crate::lanes::Lane;
+use crate::lanes::{Lane, PoolList};
 use crate::metric::{ErrorKind, Errors};
 use crate::outcome::Outcome;
 use crate::policy::{Policy, Terms};
@@ -95,8 +97,8 @@ pub struct Router<H: Host> {
     errors: Errors,
     /// This thread's lane, taken with its first request.
     lane: Cell<Option<Lane>>,
-    /// Threads that route the same pools share lanes: only they can settle each other.
-    lanes_key: String,
+    /// Which pools this thread routes, as others that may settle its lane are told.
+    pool_list: PoolList,
     /// The time of the decision under way: the host is asked once for each.
     now_ms: u64,
     /// Numbers this thread's requests in line.
@@ -115,7 +117,9 @@ impl<H: Host> Router<H> {
         Shared::of(&settings).publish(&host)?;
         let mut clusters: Vec<_> = policies.iter().map(|policy| policy.cluster.as_str()).collect();
         clusters.sort_unstable();
-        let lanes_key = format!("homing/lanes/{}", clusters.join(","));
+        let mut hasher = SipHasher24::new();
+        hasher.write(clusters.join("\0").as_bytes());
+        let pool_list = PoolList(hasher.finish());
         let mut pools = HashMap::new();
         for policy in policies {
             Terms::of(&policy).publish(&host, &policy.cluster)?;
@@ -129,7 +133,7 @@ impl<H: Host> Router<H> {
             pools,
             errors: Errors::default(),
             lane: Cell::new(None),
-            lanes_key,
+            pool_list,
             now_ms: 0,
             next_held: Cell::new(0),
         })

@@ -88,6 +88,12 @@ impl Site {
         Router::new(self.host.clone(), self.router.settings.clone(), vec![policy]).expect("a router")
     }
 
+    /// A thread of a listener that routes another pool besides.
+    fn thread_of_two_pools(&self) -> Router<MemoryHost> {
+        let policy = self.router.pool(POOL.as_bytes()).expect("the pool").policy.clone();
+        Router::new(self.host.clone(), self.router.settings.clone(), vec![policy, Policy::new("another")]).expect("a router")
+    }
+
     /// The collector's next snapshot arrives.
     fn sync(&mut self) -> SyncAnswer {
         self.sequence += 1;
