@@ -301,9 +301,9 @@ impl<H: Host> Router<H> {
                 );
             }
             let taken = match (known, home) {
-                (known, home) if admitted_at.is_some_and(|place| home.is_none_or(|home| home.replica.id != place)) => {
+                (known, home) if admitted_at.is_some_and(|replica| home.is_none_or(|home| home.replica.id != replica)) => {
                     let outcome = if known.is_some() { Outcome::Rehomed } else { Outcome::Placed };
-                    admitted_at.map_or(Ok(None), |place| self.place_at(cluster, place, outcome, request))?
+                    admitted_at.map_or(Ok(None), |replica| self.place_at(cluster, replica, outcome, request))?
                 }
                 (Some(entry), Some(home)) => Some(self.turn_at_home(pool, home, entry.second, request)?),
                 (Some(_), None) => self.place(pool, Outcome::Rehomed, None, request)?,
