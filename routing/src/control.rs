@@ -125,7 +125,7 @@ impl<H: Host> Control<H> {
             return Ok(None);
         }
         let Some(since_ms) = since::noted(&self.host)? else {
-            return Ok(Some("no filter with `role: route` has been configured yet"));
+            return Ok(Some("no filter with `role: route` and this vm_id has been configured yet"));
         };
         let now_ms = self.host.now_ms();
         let heard = self.host.read(POSITION_KEY)?.and_then(|stored| Position::read(&stored.bytes));
