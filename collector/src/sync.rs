@@ -44,7 +44,11 @@ pub enum SyncFailure {
     #[error("it cannot be reached ({0}); is it running, and is envoys[].url or dns its control listener?")]
     Unreachable(String),
     /// The answer took too long.
-    #[error("no answer within {} s; is its control listener overloaded?", SYNC_TIMEOUT.as_secs())]
+    #[error(
+        "no answer within {} s: does the filter with `role: control` have `allow_on_headers_stop_iteration: true`? If so, its listener is \
+         overloaded",
+        SYNC_TIMEOUT.as_secs()
+    )]
     Timeout,
     /// It refused the snapshot.
     #[error("it refused the snapshot with HTTP status {status}{}: {advice}", if body.is_empty() { String::new() } else { format!(" ({body})") })]
@@ -263,12 +267,13 @@ impl Session {
             // Of pools it was not asked.
             answer.pools = before.pools;
         }
+        exchanges.says_pools |= !request.pools.is_empty() && !answer.standby;
         exchanges.answer = Some(answer);
         exchanges.problem = None;
         drop(exchanges);
-        let problem = differs(&self.fleet, &self.envoy);
-        self.complaints.retain(|complaint| problem == Some(complaint));
-        if let Some(problem) = problem.filter(|problem| self.complaints.insert((*problem).to_owned())) {
+        let problem = misconfigured(&self.fleet, &self.envoy);
+        self.complaints.retain(|complaint| problem.as_ref() == Some(complaint));
+        if let Some(problem) = problem.filter(|problem| self.complaints.insert(problem.clone())) {
             tracing::warn!("envoy {}: {problem}", self.envoy.url);
         }
     }
@@ -300,8 +305,30 @@ impl Session {
     }
 }
 
-/// What is wrong with an Envoy that is set up otherwise than most, so that it does not agree with them.
-pub(crate) fn differs(fleet: &Fleet, envoy: &Envoy) -> Option<&'static str> {
+/// What is wrong with an Envoy that answers but routes nothing of what it is told, or is set up otherwise than most, so that it does not
+/// agree with them.
+pub(crate) fn misconfigured(fleet: &Fleet, envoy: &Envoy) -> Option<String> {
+    routes_nothing(fleet, envoy).or_else(|| differs(fleet, envoy).map(str::to_owned))
+}
+
+fn routes_nothing(fleet: &Fleet, envoy: &Envoy) -> Option<String> {
+    let exchanges = envoy.exchanges();
+    let answer = exchanges.answer.as_ref().filter(|answer| exchanges.says_pools && !answer.standby && answer.pools.is_empty())?;
+    if answer.key_check.is_none() {
+        return Some(
+            "it takes snapshots, but no filter with `role: route` reads them: give that filter the vm_id of the one with `role: control`"
+                .to_owned(),
+        );
+    }
+    let pools: Vec<_> = fleet.pools.iter().map(|pool| format!("`{}`", pool.cluster)).collect();
+    Some(format!(
+        "it takes snapshots, but its filter has no pool of the names that it is told ({}): the filter's pools[].cluster, the collector's and \
+         the name of Envoy's cluster must be the same",
+        pools.join(", ")
+    ))
+}
+
+fn differs(fleet: &Fleet, envoy: &Envoy) -> Option<&'static str> {
     let (key_check, idle_s) = envoy.exchanges().answer.as_ref().map(|answer| (answer.key_check.clone(), answer.idle_s))?;
     if key_check.is_some() && key_check != fleet.of_most(|answer| answer.key_check.clone()) {
         return Some(

@@ -183,7 +183,7 @@ impl Stream for RouteStream {
         if headers.iter().any(|(name, _)| name == b"x-homing-test-trap") {
             core::arch::wasm32::unreachable();
         }
-        let (named, also, wants_body, is_held) = {
+        let (named, also, wants_body, admits) = {
             let Ok(router) = self.routes.router.try_borrow() else { return Action::Continue };
             let Some(pool) = router.pool(&cluster) else { return Action::Continue };
             let affinity = pool.policy.affinity;
@@ -198,7 +198,7 @@ impl Stream for RouteStream {
         }
         let wants_name = named.is_none() && wants_body && head.is_post;
         // Only what is whole can wait in line, and whether there is a place for it depends on its size.
-        let wants_all = is_held && head.generates;
+        let wants_all = admits && head.generates;
         // Only a POST carries a conversation in its body; an upgrade, which has no end, must not wait for one.
         if (wants_name || wants_all) && !end_of_stream && head.pin.is_none() && is_readable(&headers) {
             let length = head.bytes as usize;

@@ -125,7 +125,7 @@ impl<H: Host> Control<H> {
             return Ok(None);
         }
         let Some(since_ms) = since::noted(&self.host)? else {
-            return Ok(Some("no filter with `role: route` has been configured yet"));
+            return Ok(Some("no filter with `role: route` and this vm_id has been configured yet"));
         };
         let now_ms = self.host.now_ms();
         let heard = self.host.read(POSITION_KEY)?.and_then(|stored| Position::read(&stored.bytes));
@@ -146,25 +146,25 @@ impl<H: Host> Control<H> {
     /// Moves on to a snapshot's place in the order, unless another collector's is in force; returns the place then in force.
     fn advance(&self, request: &SyncRequest) -> Result<(u64, u64), SyncError> {
         let now_ms = self.host.now_ms();
-        let place = (request.generation, request.sequence);
+        let order = (request.generation, request.sequence);
         for _ in 0..TRIES {
             let stored = self.host.read(POSITION_KEY)?;
-            if let Some(last) = stored.as_ref().and_then(|stored| Position::read(&stored.bytes)).filter(|last| place < last.place) {
-                if request.generation == last.place.0 {
-                    return Err(SyncError::Older { newest: last.place });
+            if let Some(last) = stored.as_ref().and_then(|stored| Position::read(&stored.bytes)).filter(|last| order < last.order) {
+                if request.generation == last.order.0 {
+                    return Err(SyncError::Older { newest: last.order });
                 }
                 if !last.is_silent(now_ms) {
-                    return Ok(last.place);
+                    return Ok(last.order);
                 }
             }
             let silent_ms = request.pause_ms.saturating_mul(2).saturating_add(SILENT_MS / 4).clamp(SILENT_MS, MAX_SILENT_MS);
-            let position = Position { place, at_ms: now_ms, silent_ms };
+            let position = Position { order, at_ms: now_ms, silent_ms };
             if self.host.write(POSITION_KEY, &position.write(), Expected::unchanged(stored.as_ref()))? {
-                return Ok(place);
+                return Ok(order);
             }
         }
         // Other threads took three snapshots meanwhile; theirs are as new.
-        Ok(place)
+        Ok(order)
     }
 
     /// Takes in what other Envoys told.
@@ -241,7 +241,7 @@ impl<H: Host> Control<H> {
                 own,
                 spill_threshold: terms.threshold(&figures),
                 spill_margin: Some(terms.margin(&figures)),
-                held_conversations: Some(host.value(replica.held)?),
+                held_conversations: Some(host.value(replica.at_home)?),
                 recent_conversations: Some(host.value(replica.recent)?),
                 recent_context_bytes: Some(host.value(replica.recent_context)?),
                 active_conversations: None,
@@ -327,7 +327,7 @@ fn figures(reported: &ReplicaReport, own: u64, ended: [u64; 2]) -> Figures {
 #[derive(Clone, Copy)]
 struct Position {
     /// Generation and sequence number.
-    place: (u64, u64),
+    order: (u64, u64),
     at_ms: u64,
     /// How long it may be ago before its collector counts as silent.
     silent_ms: u64,
@@ -341,15 +341,15 @@ impl Position {
 
     fn read(bytes: &[u8]) -> Option<Self> {
         let mut reader = Reader::open(bytes, POSITION_LAYOUT)?;
-        Some(Self { place: (reader.u64()?, reader.u64()?), at_ms: reader.u64()?, silent_ms: reader.u64()? })
+        Some(Self { order: (reader.u64()?, reader.u64()?), at_ms: reader.u64()?, silent_ms: reader.u64()? })
     }
 
     fn write(&self) -> [u8; 33] {
         let mut bytes = [0; 33];
         let mut writer = Writer::over(&mut bytes);
         writer.u8(POSITION_LAYOUT);
-        writer.u64(self.place.0);
-        writer.u64(self.place.1);
+        writer.u64(self.order.0);
+        writer.u64(self.order.1);
         writer.u64(self.at_ms);
         writer.u64(self.silent_ms);
         bytes

@@ -61,27 +61,27 @@ impl Ledger {
         Ok(Self { expected, bytes: if same { bytes } else { rebuilt(&bytes, replicas) } })
     }
 
-    /// The line of the replica at this place of the list.
-    pub(crate) fn line(&self, place: usize) -> Option<Line> {
-        Line::read(stored_lines(&self.bytes).get(place)?)
+    /// The line of the replica at this index of the list.
+    pub(crate) fn line(&self, index: usize) -> Option<Line> {
+        Line::read(stored_lines(&self.bytes).get(index)?)
     }
 
-    /// Writes down that the replica at this place was chosen, with the context of the conversation that will live there, if one
+    /// Writes down that the replica at this index was chosen, with the context of the conversation that will live there, if one
     /// will.
-    pub(crate) fn choose(&mut self, place: usize, context_kib: Option<u32>) {
+    pub(crate) fn choose(&mut self, index: usize, context_kib: Option<u32>) {
         let number = self.placements().saturating_add(1);
         if let Some(header) = self.bytes.get_mut(1..HEADER_BYTES) {
             Writer::over(header).u32(number);
         }
-        self.change(place, |line| {
+        self.change(index, |line| {
             line.last_chosen = number;
             line.context_kib = line.context_kib.saturating_add(context_kib.unwrap_or(0));
         });
     }
 
-    /// Replaces the context held by the replica at this place.
-    pub(crate) fn set_context(&mut self, place: usize, context_kib: u32) {
-        self.change(place, |line| line.context_kib = context_kib);
+    /// Replaces the context held by the replica at this index.
+    pub(crate) fn set_context(&mut self, index: usize, context_kib: u32) {
+        self.change(index, |line| line.context_kib = context_kib);
     }
 
     /// Writes the ledger; says whether it was still as it was read.
@@ -96,9 +96,9 @@ impl Ledger {
         Reader::open(&self.bytes, LAYOUT).and_then(|mut reader| reader.u32()).unwrap_or(0)
     }
 
-    fn change(&mut self, place: usize, with: impl FnOnce(&mut Line)) {
+    fn change(&mut self, index: usize, with: impl FnOnce(&mut Line)) {
         let lines = self.bytes.get_mut(HEADER_BYTES..).unwrap_or_default().as_chunks_mut().0;
-        if let Some(bytes) = lines.get_mut(place)
+        if let Some(bytes) = lines.get_mut(index)
             && let Some(mut line) = Line::read(bytes)
         {
             with(&mut line);
@@ -147,7 +147,7 @@ mod tests {
     fn stored(replicas: &[u64]) -> Vec<u8> {
         let host = MemoryHost::default();
         let mut ledger = open(&host, replicas);
-        (0..replicas.len()).for_each(|place| ledger.choose(place, Some(10)));
+        (0..replicas.len()).for_each(|index| ledger.choose(index, Some(10)));
         ledger.bytes
     }
 
@@ -160,7 +160,7 @@ mod tests {
         assert!(ledger.store(&host, KEY).expect("a write"));
         let ledger = open(&host, &[4, 3, 2]);
         let lines: Vec<_> =
-            (0..3).filter_map(|place| ledger.line(place)).map(|line| (line.last_chosen, line.context_kib)).collect();
+            (0..3).filter_map(|index| ledger.line(index)).map(|line| (line.last_chosen, line.context_kib)).collect();
         assert_eq!(lines, [(0, 0), (2, 0), (1, 10)]);
     }
 
@@ -181,9 +181,9 @@ mod tests {
             let host = MemoryHost::default();
             host.write(KEY, &bytes, Expected::Anything).expect("room");
             let mut ledger = open(&host, &replicas);
-            for (place, replica) in replicas.into_iter().enumerate() {
-                ledger.choose(place, Some(1));
-                prop_assert_eq!(ledger.line(place).expect("a line").replica, ReplicaId(replica));
+            for (index, replica) in replicas.into_iter().enumerate() {
+                ledger.choose(index, Some(1));
+                prop_assert_eq!(ledger.line(index).expect("a line").replica, ReplicaId(replica));
             }
             // Whatever was there, it does not grow.
             prop_assert!(ledger.bytes.len() <= bytes.len().max(HEADER_BYTES + 6 * LINE_BYTES));

@@ -41,7 +41,7 @@ pub enum Metric<'a> {
         replica: &'a str,
     },
     /// Conversations at home on a replica and active within the idle time. A gauge.
-    Held {
+    AtHome {
         /// The pool's cluster.
         pool: &'a str,
         /// The replica.
@@ -253,7 +253,7 @@ impl Metric<'_> {
             | Self::Prompts { .. } => MetricKind::Counter,
             Self::InFlight { .. }
             | Self::LaneInFlight { .. }
-            | Self::Held { .. }
+            | Self::AtHome { .. }
             | Self::Recent { .. }
             | Self::RecentContext { .. }
             | Self::HeldRequests { .. }
@@ -274,7 +274,7 @@ impl fmt::Display for Metric<'_> {
             Self::LaneInFlight { lane, pool, replica } => {
                 write!(f, "homing_lane_in_flight;pool={pool};replica={replica};lane={lane}")
             }
-            Self::Held { pool, replica } => write!(f, "homing_held_conversations;pool={pool};replica={replica}"),
+            Self::AtHome { pool, replica } => write!(f, "homing_held_conversations;pool={pool};replica={replica}"),
             Self::Recent { pool, replica } => write!(f, "homing_recent_conversations;pool={pool};replica={replica}"),
             Self::RecentContext { pool, replica } => write!(f, "homing_recent_context_bytes;pool={pool};replica={replica}"),
             Self::SnapshotAge { pool } => write!(f, "homing_snapshot_age_seconds;pool={pool}"),

@@ -116,7 +116,7 @@ pub struct Pool {
     is_stale: bool,
     pub(crate) age: MetricId,
     pub(crate) has_ranks: bool,
-    places: HashMap<ReplicaId, usize>,
+    indices: HashMap<ReplicaId, usize>,
     pub(crate) registry: Registry,
     version: MetricId,
     version_read: Option<u64>,
@@ -151,7 +151,7 @@ impl Pool {
             is_stale: false,
             age: host.define(&Metric::SnapshotAge { pool: &policy.cluster })?,
             has_ranks: false,
-            places: HashMap::new(),
+            indices: HashMap::new(),
             registry: Registry::default(),
             version,
             version_read: None,
@@ -209,7 +209,7 @@ impl Pool {
         self.members = replicas.iter().map(member).collect::<Result<_, _>>()?;
         self.find_ready();
         self.has_ranks = self.members.iter().any(|member| member.endpoint.is_some());
-        self.places = self.members.iter().enumerate().map(|(place, member)| (member.replica.id, place)).collect();
+        self.indices = self.members.iter().enumerate().map(|(index, member)| (member.replica.id, index)).collect();
         Ok(())
     }
 
@@ -284,12 +284,12 @@ impl Pool {
     }
 
     pub(crate) fn member(&self, id: ReplicaId) -> Option<&Member> {
-        self.members.get(self.place_of(id)?)
+        self.members.get(self.index_of(id)?)
     }
 
     /// Where a replica stands in the list.
-    pub(crate) fn place_of(&self, id: ReplicaId) -> Option<usize> {
-        self.places.get(&id).copied()
+    pub(crate) fn index_of(&self, id: ReplicaId) -> Option<usize> {
+        self.indices.get(&id).copied()
     }
 
     /// Whether a replica takes turns.

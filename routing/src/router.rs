@@ -7,14 +7,17 @@ mod learn;
 mod ticket;
 
 use core::cell::Cell;
+use core::hash::Hasher;
 use std::rc::Rc;
 
 use hashbrown::HashMap;
+use siphasher::sip::SipHasher24;
 
+use crate::binding::AHEAD_MS;
 use crate::host::{Host, HostError, TRIES};
 use crate::identity::{Conversation, Digest};
 use crate::journal;
-use crate::lanes::Lane;
+use crate::lanes::{Lane, PoolList};
 use crate::metric::{ErrorKind, Errors};
 use crate::outcome::Outcome;
 use crate::policy::{Policy, Terms};
@@ -24,7 +27,7 @@ use crate::shared::Shared;
 use crate::since;
 use crate::table::{Entry, Table};
 pub use admit::Held;
-pub use learn::is_failure;
+pub use learn::Answer;
 use ticket::Taken;
 pub use ticket::{Served, Ticket};
 
@@ -95,8 +98,8 @@ pub struct Router<H: Host> {
     errors: Errors,
     /// This thread's lane, taken with its first request.
     lane: Cell<Option<Lane>>,
-    /// Threads that route the same pools share lanes: only they can settle each other.
-    lanes_key: String,
+    /// Which pools this thread routes, as others that may settle its lane are told.
+    pool_list: PoolList,
     /// The time of the decision under way: the host is asked once for each.
     now_ms: u64,
     /// Numbers this thread's requests in line.
@@ -115,7 +118,9 @@ impl<H: Host> Router<H> {
         Shared::of(&settings).publish(&host)?;
         let mut clusters: Vec<_> = policies.iter().map(|policy| policy.cluster.as_str()).collect();
         clusters.sort_unstable();
-        let lanes_key = format!("homing/lanes/{}", clusters.join(","));
+        let mut hasher = SipHasher24::new();
+        hasher.write(clusters.join("\0").as_bytes());
+        let pool_list = PoolList(hasher.finish());
         let mut pools = HashMap::new();
         for policy in policies {
             Terms::of(&policy).publish(&host, &policy.cluster)?;
@@ -129,7 +134,7 @@ impl<H: Host> Router<H> {
             pools,
             errors: Errors::default(),
             lane: Cell::new(None),
-            lanes_key,
+            pool_list,
             now_ms: 0,
             next_held: Cell::new(0),
         })
@@ -284,7 +289,10 @@ impl<H: Host> Router<H> {
             // A try that lost the race gives back what it had reserved.
             drop(last.take());
             let bucket = self.table.open(&self.host, digest)?;
-            let known = self.table.entry(&bucket, now_s);
+            // A home that was bound while this machine's clock was wrong must not win for ever.
+            let latest_ms = pool.fleet_ms(self.now_ms).saturating_add(AHEAD_MS);
+            let known =
+                self.table.entry(&bucket, now_s).map(|known| Entry { bound_at_ms: known.bound_at_ms.min(latest_ms), ..known });
             let home = known.and_then(|entry| pool.member(entry.home)).filter(|home| pool.is_ready(home));
             if !request.generates {
                 return home.map_or_else(
@@ -293,9 +301,9 @@ impl<H: Host> Router<H> {
                 );
             }
             let taken = match (known, home) {
-                (known, home) if admitted_at.is_some_and(|place| home.is_none_or(|home| home.replica.id != place)) => {
+                (known, home) if admitted_at.is_some_and(|replica| home.is_none_or(|home| home.replica.id != replica)) => {
                     let outcome = if known.is_some() { Outcome::Rehomed } else { Outcome::Placed };
-                    admitted_at.map_or(Ok(None), |place| self.place_at(cluster, place, outcome, request))?
+                    admitted_at.map_or(Ok(None), |replica| self.place_at(cluster, replica, outcome, request))?
                 }
                 (Some(entry), Some(home)) => Some(self.turn_at_home(pool, home, entry.second, request)?),
                 (Some(_), None) => self.place(pool, Outcome::Rehomed, None, request)?,

@@ -25,7 +25,7 @@ const RECENT_S: u32 = 120;
 
 /// What one replica holds.
 #[derive(Clone, Copy, Default)]
-struct Held {
+struct AtHome {
     conversations: u32,
     /// Those of them that were active of late, bytes of their last requests, and what they weigh where a new one is placed.
     recent: u32,
@@ -53,16 +53,16 @@ impl<H: Host> Router<H> {
         for pool in self.refreshed_pools()? {
             ledgers.push(pool.open_ledger(&host)?);
         }
-        let held = self.held_by_replica(&host)?;
-        let held = |replica: ReplicaId| held.get(&replica).copied().unwrap_or_default();
+        let at_home = self.at_home_by_replica(&host)?;
+        let found = |replica: ReplicaId| at_home.get(&replica).copied().unwrap_or_default();
         for (pool, before) in self.pools().zip(ledgers) {
             for replica in pool.registry.known() {
-                let held = held(replica.id);
-                host.set(replica.held, held.conversations.into())?;
-                host.set(replica.recent, held.recent.into())?;
-                host.set(replica.recent_context, held.recent_bytes)?;
+                let found = found(replica.id);
+                host.set(replica.at_home, found.conversations.into())?;
+                host.set(replica.recent, found.recent.into())?;
+                host.set(replica.recent_context, found.recent_bytes)?;
             }
-            self.set_context(pool, &before, |replica| held(replica).recent_kib)?;
+            self.set_context(pool, &before, |replica| found(replica).recent_kib)?;
             self.count_held(pool)?;
             if let Some(age_ms) = self.age_ms(pool)? {
                 host.set(pool.age, age_ms / 1000)?;
@@ -85,10 +85,10 @@ impl<H: Host> Router<H> {
     fn set_context(&self, pool: &Pool, before: &Ledger, found: impl Fn(ReplicaId) -> u32) -> Result<(), HostError> {
         for _ in 0..TRIES {
             let mut ledger = pool.open_ledger(self.host())?;
-            for (place, member) in pool.members().iter().enumerate() {
-                let (then, now) = (before.line(place), ledger.line(place));
+            for (index, member) in pool.members().iter().enumerate() {
+                let (then, now) = (before.line(index), ledger.line(index));
                 let since = now.zip(then).map_or(0, |(now, then)| now.context_kib.saturating_sub(then.context_kib));
-                ledger.set_context(place, found(member.replica.id).saturating_add(since));
+                ledger.set_context(index, found(member.replica.id).saturating_add(since));
             }
             if ledger.store(self.host(), &pool.ledger_key)? {
                 break;
@@ -97,21 +97,21 @@ impl<H: Host> Router<H> {
         Ok(())
     }
 
-    fn held_by_replica(&self, host: &H) -> Result<HashMap<ReplicaId, Held>, HostError> {
+    fn at_home_by_replica(&self, host: &H) -> Result<HashMap<ReplicaId, AtHome>, HostError> {
         let now_s = seconds(host.now_ms());
-        let mut held: HashMap<ReplicaId, Held> = HashMap::new();
+        let mut at_home: HashMap<ReplicaId, AtHome> = HashMap::new();
         for index in 0..self.table().buckets() {
             self.table().active(host, index, now_s, |entry| {
-                let held = held.entry(entry.home).or_default();
-                held.conversations = held.conversations.saturating_add(1);
+                let found = at_home.entry(entry.home).or_default();
+                found.conversations = found.conversations.saturating_add(1);
                 if now_s.saturating_sub(entry.last_turn) <= RECENT_S {
-                    held.recent = held.recent.saturating_add(1);
-                    held.recent_bytes = held.recent_bytes.saturating_add(entry.home_bytes.into());
-                    held.recent_kib = held.recent_kib.saturating_add(context_kib(entry.home_bytes));
+                    found.recent = found.recent.saturating_add(1);
+                    found.recent_bytes = found.recent_bytes.saturating_add(entry.home_bytes.into());
+                    found.recent_kib = found.recent_kib.saturating_add(context_kib(entry.home_bytes));
                 }
             })?;
         }
-        Ok(held)
+        Ok(at_home)
     }
 
     /// Takes the next walk if it is due; the first thread to write the time of the one after it wins.

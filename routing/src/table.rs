@@ -3,7 +3,7 @@
 //! Set-associative and of fixed size: [`Table::prepare`] writes every bucket once, and later writes only replace them. A bucket
 //! holds [`WAYS`] entries in one shared value and is changed by compare-and-swap, so that threads need no lock of their own.
 //!
-//! The table has twice as many places as conversations it is to hold: with a mean of 16 entries in a bucket of 32, the chance
+//! The table has twice as many slots as conversations it is to hold: with a mean of 16 entries in a bucket of 32, the chance
 //! that a bucket overflows while the table holds its number is about 1 in 7,000 (Poisson), so that almost nothing is forgotten
 //! early.
 
@@ -76,9 +76,9 @@ impl Entry {
         }
     }
 
-    /// `None` if the place is free: an entry always has a home.
-    fn read(place: &[u8; ENTRY_BYTES]) -> Option<Self> {
-        let reader = &mut Reader::new(place);
+    /// `None` if the slot is free: an entry always has a home.
+    fn read(slot: &[u8; ENTRY_BYTES]) -> Option<Self> {
+        let reader = &mut Reader::new(slot);
         let entry = Self {
             digest: Digest(u128::from_le_bytes(reader.array()?)),
             home: ReplicaId(reader.u64()?),
@@ -93,8 +93,8 @@ impl Entry {
     }
 
     fn write(&self) -> [u8; ENTRY_BYTES] {
-        let mut place = [0; ENTRY_BYTES];
-        let mut writer = Writer::over(&mut place);
+        let mut slot = [0; ENTRY_BYTES];
+        let mut writer = Writer::over(&mut slot);
         writer.bytes(&self.digest.0.to_le_bytes());
         writer.u64(self.home.0);
         writer.u64(self.second.map_or(0, |id| id.0));
@@ -103,7 +103,7 @@ impl Entry {
         writer.u32(self.last_turn);
         writer.u8(self.turns_away);
         writer.u64(self.bound_at_ms);
-        place
+        slot
     }
 
     /// This entry with what another Envoy tells of the conversation, its times by this machine's clock but for `bound_at_ms`.
@@ -199,7 +199,7 @@ impl Table {
     /// When the host refuses.
     pub fn active(&self, host: &impl Host, index: u32, now_s: u32, mut with: impl FnMut(&Entry)) -> Result<(), HostError> {
         let bytes = readable(host.read(&key(index))?);
-        for entry in places(&bytes).iter().filter_map(Entry::read) {
+        for entry in slots(&bytes).iter().filter_map(Entry::read) {
             if now_s.saturating_sub(entry.last_turn) <= self.idle_s {
                 with(&entry);
             }
@@ -232,7 +232,7 @@ impl Table {
     /// The conversation's entry in an open bucket, unless it has been idle for too long.
     pub fn entry(&self, bucket: &Bucket, now_s: u32) -> Option<Entry> {
         let wanted = bucket.digest.0.to_le_bytes();
-        let entry = places(&bucket.bytes).iter().filter(|place| place.starts_with(&wanted)).find_map(Entry::read)?;
+        let entry = slots(&bucket.bytes).iter().filter(|slot| slot.starts_with(&wanted)).find_map(Entry::read)?;
         (now_s.saturating_sub(entry.last_turn) <= self.idle_s).then_some(entry)
     }
 
@@ -243,8 +243,8 @@ impl Table {
     /// # Errors
     /// When the host refuses.
     pub fn store(&self, host: &impl Host, mut bucket: Bucket, entry: &Entry) -> Result<bool, HostError> {
-        if let Some(place) = place_for(&mut bucket.bytes, bucket.digest) {
-            *place = entry.write();
+        if let Some(slot) = slot_for(&mut bucket.bytes, bucket.digest) {
+            *slot = entry.write();
         }
         host.write(&key(bucket.index), &bucket.bytes, bucket.expected)
     }
@@ -278,15 +278,15 @@ impl Table {
     /// later makes room for it.
     fn merge_one(&self, bytes: &mut [u8], told: &Binding, now_s: u32) -> bool {
         let is_idle = now_s.saturating_sub(told.last_turn_s) > self.idle_s;
-        let Some(place) = place_for(bytes, told.conversation).filter(|_| !is_idle) else { return false };
-        let entry = match Entry::read(place) {
+        let Some(slot) = slot_for(bytes, told.conversation).filter(|_| !is_idle) else { return false };
+        let entry = match Entry::read(slot) {
             Some(known) if known.digest == told.conversation => known.merged(told),
             Some(other) if other.last_turn >= told.last_turn_s => return false,
             _ => Entry::of(told),
         };
         let entry = entry.write();
-        let changed = *place != entry;
-        *place = entry;
+        let changed = *slot != entry;
+        *slot = entry;
         changed
     }
 
@@ -302,15 +302,15 @@ fn key(index: u32) -> String {
     format!("homing/table/{index}")
 }
 
-/// The conversation's own place in a bucket, else a free one, else the one that has been idle the longest.
-fn place_for(bytes: &mut [u8], conversation: Digest) -> Option<&mut [u8; ENTRY_BYTES]> {
+/// The conversation's own slot in a bucket, else a free one, else the one that has been idle the longest.
+fn slot_for(bytes: &mut [u8], conversation: Digest) -> Option<&mut [u8; ENTRY_BYTES]> {
     let wanted = conversation.0.to_le_bytes();
-    let rank = |place: &[u8; ENTRY_BYTES]| match Entry::read(place) {
-        Some(_) if place.starts_with(&wanted) => (0, 0),
+    let rank = |slot: &[u8; ENTRY_BYTES]| match Entry::read(slot) {
+        Some(_) if slot.starts_with(&wanted) => (0, 0),
         None => (1, 0),
         Some(other) => (2, other.last_turn),
     };
-    bytes.get_mut(1..)?.as_chunks_mut().0.iter_mut().min_by_key(|place| rank(place))
+    bytes.get_mut(1..)?.as_chunks_mut().0.iter_mut().min_by_key(|slot| rank(slot))
 }
 
 /// A bucket's bytes, empty if there are none, or of another length or layout.
@@ -329,7 +329,7 @@ fn empty() -> Vec<u8> {
     bytes
 }
 
-fn places(bytes: &[u8]) -> &[[u8; ENTRY_BYTES]] {
+fn slots(bytes: &[u8]) -> &[[u8; ENTRY_BYTES]] {
     bytes.get(1..).unwrap_or_default().as_chunks().0
 }
 

@@ -101,8 +101,9 @@ pub async fn sum(stack: &Stack, name: &str, labels: &[&str]) -> Result<u64> {
 /// # Errors
 /// If a count stays.
 pub async fn all_given_back(stack: &Stack) -> Result<()> {
-    eventually("the line to be empty", async || Ok(sum(stack, "homing_held_requests", &[]).await? == 0)).await?;
-    eventually("every in-flight to be given back", async || Ok(sum(stack, "homing_in_flight", &[]).await? == 0)).await
+    let is_zero = async |name| Ok(Statistics::read(stack.envoy.admin).await?.all_zero(name));
+    eventually("the line to be empty", async || is_zero("homing_held_requests").await).await?;
+    eventually("every in-flight to be given back", async || is_zero("homing_in_flight").await).await
 }
 
 /// The requests a stand-in replica has received, oldest first.

@@ -194,7 +194,8 @@ pub async fn unless_signalled<T>(work: impl Future<Output = Result<T>>) -> Resul
 ///
 /// # Errors
 /// If it cannot be started, does not succeed, or a signal ended it.
-pub async fn run_group(mut command: Command) -> Result<()> {
+pub async fn run_group(command: std::process::Command) -> Result<()> {
+    let mut command = Command::from(command);
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
     let mut child = command.process_group(0).stdin(Stdio::null()).spawn().with_context(|| format!("starting {command:?}"))?;
     let group = child.id().and_then(|id| Pid::from_raw(id.try_into().ok()?)).context("its process id")?;
@@ -208,7 +209,10 @@ pub async fn run_group(mut command: Command) -> Result<()> {
         _ = terminate.recv() => {}
     }
     kill_process_group(group, Signal::TERM).context("stopping it")?;
-    child.wait().await?;
+    if timeout(GROUP_END, child.wait()).await.is_err() {
+        kill_process_group(group, Signal::KILL).context("killing it")?;
+        child.wait().await?;
+    }
     bail!("stopped by a signal")
 }
 

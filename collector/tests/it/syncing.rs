@@ -267,6 +267,18 @@ async fn an_envoy_that_is_set_up_otherwise_than_most_is_named_with_what_to_do() 
 }
 
 #[tokio::test]
+async fn an_envoy_that_routes_nothing_of_what_it_is_told_is_named_with_what_to_do() {
+    let replica = replica().await;
+    let [alone, named] = [FakeEnvoy::start(Behaviour::RouteNothing).await, FakeEnvoy::start(Behaviour::RouteNothing).await];
+    named.state.set_up_with("1", 600);
+    let (alone, named) = (format!("url: '{}'", alone.url()), format!("url: '{}'", named.url()));
+    let collector = run(&config(&[replica.address()], &envoys(&[&alone, &named]))).await;
+    let seen = collector.until_envoy(0, "no route filter", |envoy| says(&envoy["problem"], "give that filter the vm_id")).await;
+    assert_eq!(seen["connected"], true);
+    collector.until_envoy(1, "other names", |envoy| says(&envoy["problem"], "the filter's pools[].cluster")).await;
+}
+
+#[tokio::test]
 async fn a_control_listener_may_be_a_unix_socket() {
     let replica = replica().await;
     let folder = tempfile::tempdir().expect("a folder");

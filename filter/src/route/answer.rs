@@ -1,7 +1,7 @@
 //! What a response tells: where its request was served.
 
 use homing_routing::metric::ErrorKind;
-use homing_routing::router::{Ticket, is_failure};
+use homing_routing::router::{Answer, Ticket};
 
 use super::verdict::REPLICA;
 use super::{RouteStream, Routes};
@@ -20,17 +20,17 @@ const ATTEMPTS: &str = "upstream\0request_attempt_count";
 pub(super) fn learn(routes: &Routes, ticket: &mut Ticket<Envoy>) {
     let Ok(mut router) = routes.router.try_borrow_mut() else { return };
     let status = Envoy.header(Map::Response, ":status").ok().flatten().unwrap_or_default();
-    let is_error = matches!(status.first(), Some(b'4' | b'5'));
-    let failed = is_failure(&status, ticket.planned());
-    let from_replica = || !is_error || Envoy.property(CODE_DETAILS).ok().flatten().as_deref() == Some(b"via_upstream");
+    let answer = Answer::of(&status, ticket.planned());
+    let from_replica =
+        || answer == Answer::Served || Envoy.property(CODE_DETAILS).ok().flatten().as_deref() == Some(b"via_upstream");
     let address = Envoy.property(UPSTREAM_ADDRESS).ok().flatten().and_then(|bytes| String::from_utf8(bytes).ok());
     let Some(address) = address.filter(|_| from_replica()) else {
-        if failed {
+        if answer == Answer::Failed {
             router.not_served(ticket);
         }
         return;
     };
-    router.served(ticket, &address, failed);
+    router.served(ticket, &address, answer);
     let moved = ticket.served().is_some_and(|served| served.moved);
     if moved && Envoy.property(ATTEMPTS).ok().flatten().as_deref() == Some(&1_u64.to_le_bytes()[..]) {
         router.count_error(ErrorKind::Mismatch, 1);

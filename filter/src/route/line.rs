@@ -60,7 +60,8 @@ impl InLine {
     }
 
     fn held_ms(&self, now_ms: u64) -> u64 {
-        now_ms.saturating_sub(self.held.since_ms())
+        // Where the clock has been set back, it must not start to wait anew.
+        now_ms.abs_diff(self.held.since_ms())
     }
 }
 

@@ -2,7 +2,7 @@
 
 use hashbrown::HashMap;
 
-use super::usage::Usage;
+use super::usage::{Usage, Walk};
 use super::working_set::{Place, Waiting, WorkingSet};
 use crate::replica::ReplicaId;
 
@@ -128,17 +128,22 @@ impl<'a> Terms<'a> {
         if set.waiting.is_empty() {
             return Vec::new();
         }
-        let mut usage = Usage::of(self, set);
-        set.waiting.iter().filter(|waiting| usage.passes(waiting)).map(|waiting| waiting.id).collect()
+        let mut walk = Walk::of(Usage::of(self, set), set);
+        set.waiting.iter().filter(|waiting| walk.passes(waiting)).map(|waiting| waiting.id).collect()
     }
 
     /// What is in use once those have gone that go before a request.
     pub(crate) fn usage_before(&self, set: &WorkingSet, request: &Waiting) -> Usage<'a> {
-        let mut usage = Usage::of(self, set);
-        for waiting in set.waiting.iter().take_while(|waiting| waiting.order() < request.order()) {
-            usage.passes(waiting);
+        let mut before = set.waiting.iter().take_while(|waiting| waiting.order() < request.order()).peekable();
+        let usage = Usage::of(self, set);
+        if before.peek().is_none() {
+            return usage;
         }
-        usage
+        let mut walk = Walk::of(usage, set);
+        before.for_each(|waiting| {
+            walk.passes(waiting);
+        });
+        walk.usage
     }
 
     /// Whether one of those in line could use what a place's end would free.
@@ -148,7 +153,9 @@ impl<'a> Terms<'a> {
         }
         let mut usage = Usage::of(self, set);
         usage.give_back(place);
-        set.waiting.iter().any(|waiting| usage.passes(waiting))
+        let mut walk = Walk::of(usage, set);
+        walk.seated.remove(&place.digest);
+        set.waiting.iter().any(|waiting| walk.passes(waiting))
     }
 
     /// The moment from which on time alone may call one in line.

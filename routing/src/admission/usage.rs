@@ -1,5 +1,7 @@
 //! What of each cache is in use, summed once and kept while the line is walked.
 
+use hashbrown::HashSet;
+
 use super::occupancy::ReplicaUse;
 use super::terms::{Room, Terms};
 use super::working_set::{Place, Waiting, WorkingSet};
@@ -15,6 +17,30 @@ pub(crate) struct Usage<'a> {
     /// The room that is kept for one in line that has let others pass for long enough. Only one room is kept, for the first such request:
     /// what others may still use elsewhere delays it by nothing.
     kept: Option<usize>,
+}
+
+/// A walk along the line, from its front.
+#[derive(Debug)]
+pub(super) struct Walk<'a> {
+    pub(super) usage: Usage<'a>,
+    /// Conversations that have a place, or get one in this walk.
+    pub(super) seated: HashSet<u64>,
+}
+
+impl<'a> Walk<'a> {
+    pub(super) fn of(usage: Usage<'a>, set: &WorkingSet) -> Self {
+        let seated = set.places.iter().filter(|place| usage.terms.is_active(place)).map(|place| place.digest).collect();
+        Self { usage, seated }
+    }
+
+    /// Lets one in line go if its conversation has a place, which another of its requests got since it came, or if it fits.
+    pub(super) fn passes(&mut self, waiting: &Waiting) -> bool {
+        let passes = self.seated.contains(&waiting.digest) || self.usage.passes(waiting);
+        if passes {
+            self.seated.insert(waiting.digest);
+        }
+        passes
+    }
 }
 
 /// What of one room is in use.
@@ -71,7 +97,7 @@ impl<'a> Usage<'a> {
     }
 
     /// Lets one in line go if it fits somewhere: at home, or else where the most is left.
-    pub(super) fn passes(&mut self, waiting: &Waiting) -> bool {
+    fn passes(&mut self, waiting: &Waiting) -> bool {
         if !self.fits_somewhere(waiting.tokens) {
             if self.kept.is_none() && self.terms.now_ms.saturating_sub(waiting.since_ms) > self.terms.patience_ms {
                 self.kept = self.most_left_at();

@@ -17,6 +17,9 @@ const MAX_PLACES: usize = 4096;
 /// The most requests in line, whatever is configured.
 pub const MAX_WAITING: usize = 4096;
 
+/// How far ahead another thread's time may be.
+const SAME_MOMENT_MS: u64 = 1_000;
+
 /// How long a place with a turn in flight is believed without news of that turn.
 const LEASE_MS: u64 = 600_000;
 
@@ -110,7 +113,9 @@ pub(crate) struct SharedSet {
 impl Place {
     /// Whether it is in use: a turn is in flight, or the next may still come.
     pub(crate) fn is_active(&self, now_ms: u64, grace_ms: u64) -> bool {
-        now_ms <= self.ends_ms(grace_ms)
+        // A quiet one from a time to come is from before the clock was set back: nobody knows how long it has been quiet.
+        let is_to_come = self.in_flight == 0 && self.last_ms.saturating_sub(now_ms) > SAME_MOMENT_MS;
+        now_ms <= self.ends_ms(grace_ms) && !is_to_come
     }
 
     /// Until when it is in use without news of a turn.

@@ -40,6 +40,11 @@ impl MemoryHost {
         self.0.now_ms.set(self.0.now_ms.get().saturating_add(ms));
     }
 
+    /// Sets the clock back.
+    pub fn set_back(&self, ms: u64) {
+        self.0.now_ms.set(self.0.now_ms.get().saturating_sub(ms));
+    }
+
     /// A metric's value by its full name; 0 if nothing defined it.
     pub fn metric(&self, metric: &Metric<'_>) -> u64 {
         self.define(metric).and_then(|id| self.value(id)).unwrap_or(0)

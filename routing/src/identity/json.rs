@@ -227,7 +227,7 @@ fn string_end(text: &[u8]) -> Option<usize> {
                 (block, None)
             }
         };
-        let quotes = places(&block, b'"') & !escapes.next(places(&block, b'\\'));
+        let quotes = bits_of(&block, b'"') & !escapes.next(bits_of(&block, b'\\'));
         if quotes != 0 {
             let before = text.len().saturating_sub(rest.len());
             return before.checked_add(quotes.trailing_zeros() as usize)?.checked_add(1);
@@ -239,11 +239,11 @@ fn string_end(text: &[u8]) -> Option<usize> {
 const BLOCK: usize = 64;
 
 /// Where a byte stands in a block, one bit for each place.
-fn places(block: &[u8; BLOCK], byte: u8) -> u64 {
+fn bits_of(block: &[u8; BLOCK], byte: u8) -> u64 {
     let wanted = u8x16::splat(byte);
-    block.as_chunks::<16>().0.iter().rev().fold(0, |places, part| {
+    block.as_chunks::<16>().0.iter().rev().fold(0, |bits, part| {
         let found = u8x16::from(*part).simd_eq(wanted).to_bitmask();
-        places << 16 | u64::from(found)
+        bits << 16 | u64::from(found)
     })
 }
 

@@ -26,7 +26,7 @@ pub struct Replica {
     pub address: String,
     pub(crate) label: String,
     pub(crate) in_flight: MetricId,
-    pub(crate) held: MetricId,
+    pub(crate) at_home: MetricId,
     pub(crate) recent: MetricId,
     pub(crate) recent_context: MetricId,
     pub(crate) requests: Requests,
@@ -66,7 +66,10 @@ impl Replica {
     pub(super) fn penalty(&self, now_ms: u64) -> u32 {
         match self.failures.get() {
             Failures { streak: 0, .. } => 0,
-            Failures { streak, until_ms } if now_ms < until_ms => 1_u32.checked_shl(streak).unwrap_or(u32::MAX),
+            // A time further ahead was set by a clock that has been set back since.
+            Failures { streak, until_ms } if now_ms < until_ms && until_ms.saturating_sub(now_ms) <= FAILURE_MS => {
+                1_u32.checked_shl(streak).unwrap_or(u32::MAX)
+            }
             Failures { .. } => 0,
         }
     }
@@ -130,7 +133,7 @@ impl Registry {
             id,
             address: name.address.to_string(),
             in_flight: host.define(&Metric::InFlight { pool, replica: &label })?,
-            held: host.define(&Metric::Held { pool, replica: &label })?,
+            at_home: host.define(&Metric::AtHome { pool, replica: &label })?,
             recent: host.define(&Metric::Recent { pool, replica: &label })?,
             recent_context: host.define(&Metric::RecentContext { pool, replica: &label })?,
             requests: Requests::new(label.clone()),

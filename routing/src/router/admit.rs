@@ -141,14 +141,17 @@ impl<H: Host> Router<H> {
     ///
     /// Whatever the host refuses on the way is counted, and the choice left to Envoy.
     pub fn overdue(&mut self, cluster: &[u8], request: &Request<'_>, held: &Held<H>) -> Verdict<H> {
-        let decided = self.look(cluster, request, held, Look::Overdue);
-        decided.unwrap_or_else(|| Verdict::Go(self.ticket(cluster, request, Outcome::Passed, None, Vec::new())))
+        self.look(cluster, request, held, Look::Overdue).unwrap_or_else(|| {
+            held.leave();
+            Verdict::Go(self.ticket(cluster, request, Outcome::Passed, None, Vec::new()))
+        })
     }
 
     fn look(&mut self, cluster: &[u8], request: &Request<'_>, held: &Held<H>, look: Look) -> Option<Verdict<H>> {
         let decided = self.refresh(cluster).and_then(|()| self.try_look(cluster, request, held, look));
         decided.unwrap_or_else(|_| {
             self.count_error(ErrorKind::Host, 1);
+            held.leave();
             Some(Verdict::Go(self.ticket(cluster, request, Outcome::Passed, None, Vec::new())))
         })
     }
@@ -175,11 +178,15 @@ impl<H: Host> Router<H> {
             let Some(place) = self.enters(pool, &terms, &mut set, request, &mut waiting, look)? else { return Ok(None) };
             if pool.working_set.store(&self.host, &set)? {
                 held.has_left.set(true);
-                pool.working_set.set_held(&self.host, set.waiting.len())?;
                 let event = if look == Look::Overdue { AdmissionEvent::Overdue } else { AdmissionEvent::Admitted };
-                pool.count_admission(&self.host, event)?;
-                pool.count_wait(&self.host, self.now_ms.saturating_sub(held.waiting.since_ms))?;
-                return self.admitted(cluster, request, &place).map(Some);
+                let counted = pool
+                    .working_set
+                    .set_held(&self.host, set.waiting.len())
+                    .and_then(|()| pool.count_admission(&self.host, event))
+                    .and_then(|()| pool.count_wait(&self.host, self.now_ms.saturating_sub(held.waiting.since_ms)));
+                // With its ticket the place is given back, whatever the counts have come to.
+                let verdict = self.admitted(cluster, request, &place)?;
+                return counted.map(|()| Some(verdict));
             }
         }
         Ok(None)
@@ -196,9 +203,8 @@ impl<H: Host> Router<H> {
         let home = home.filter(|home| pool.member(*home).is_some_and(|home| pool.is_ready(home)));
         let number = self.next_held.get().wrapping_add(1);
         self.next_held.set(number);
-        // Unlike any other of this Envoy: threads differ in their lanes, and one thread's requests in their numbers.
-        let lane = self.lane.get().map_or(0, |lane| lane.number as u64);
-        let id = self.now_ms.wrapping_shl(24) ^ lane.wrapping_shl(16) ^ number;
+        // Unlike any other of this Envoy: threads differ in their lanes, and one thread's requests of a moment in their numbers.
+        let id = self.now_ms.wrapping_shl(24) ^ u64::from(self.lane_tag()).wrapping_shl(16) ^ (number & 0xFFFF);
         Ok(Waiting {
             id,
             digest: request.conversation.map_or(id, |named| named.digest.0 as u64),

@@ -82,10 +82,10 @@ impl<H: Host> Router<H> {
             drop(last.take());
             let mut ledger = pool.open_ledger(&self.host)?;
             let allowed = |replica| pair.is_none_or(|pair| pair.contains(&replica)) || Some(replica) == preferred;
-            let Some((place, member)) = self.best(pool, &ledger, preferred, allowed)? else { return Ok(None) };
+            let Some((index, member)) = self.best(pool, &ledger, preferred, allowed)? else { return Ok(None) };
             // Reserved before the ledger is swapped: a thread that finds the ledger changed finds this in flight too.
             let taken = self.take(pool, member, outcome, request)?;
-            ledger.choose(place, (outcome != Outcome::Unkeyed).then(|| context_kib(request.bytes)));
+            ledger.choose(index, (outcome != Outcome::Unkeyed).then(|| context_kib(request.bytes)));
             if ledger.store(&self.host, &pool.ledger_key)? {
                 return Ok(Some(taken));
             }
@@ -131,8 +131,8 @@ impl<H: Host> Router<H> {
     ) -> Result<Option<(usize, &'p Member)>, HostError> {
         let mut best = None;
         let ready = |member: &Member| pool.is_ready(member) && allowed(member.replica.id);
-        for (place, member) in pool.members.iter().enumerate().filter(|(_, member)| ready(member)) {
-            let Some(line) = ledger.line(place) else { continue };
+        for (index, member) in pool.members.iter().enumerate().filter(|(_, member)| ready(member)) {
+            let Some(line) = ledger.line(index) else { continue };
             let mut load = self.load(pool, member)?;
             if Some(member.replica.id) == preferred {
                 load = load.saturating_sub(pool.policy.margin(&member.figures));
@@ -140,10 +140,10 @@ impl<H: Host> Router<H> {
             let kv_usage = (member.figures.kv_usage * KV_STEPS) as u32;
             let rank = (load, Some(member.replica.id) != preferred, line.context_kib, kv_usage, line.last_chosen);
             if best.as_ref().is_none_or(|(least, _, _)| rank < *least) {
-                best = Some((rank, place, member));
+                best = Some((rank, index, member));
             }
         }
-        Ok(best.map(|(_, place, member)| (place, member)))
+        Ok(best.map(|(_, index, member)| (index, member)))
     }
 
     /// The replica a new conversation goes to, of those that are allowed, without taking it.
@@ -170,11 +170,11 @@ impl<H: Host> Router<H> {
         request: &Request<'_>,
     ) -> Result<Option<Taken<H>>, HostError> {
         let Some(pool) = self.pools.get(cluster) else { return Ok(None) };
-        let (Some(place), Some(member)) = (pool.place_of(replica), pool.member(replica)) else { return Ok(None) };
+        let (Some(index), Some(member)) = (pool.index_of(replica), pool.member(replica)) else { return Ok(None) };
         let taken = self.take(pool, member, outcome, request)?;
         for _ in 0..TRIES {
             let mut ledger = pool.open_ledger(&self.host)?;
-            ledger.choose(place, (outcome != Outcome::Unkeyed).then(|| context_kib(request.bytes)));
+            ledger.choose(index, (outcome != Outcome::Unkeyed).then(|| context_kib(request.bytes)));
             if ledger.store(&self.host, &pool.ledger_key)? {
                 break;
             }
@@ -220,7 +220,7 @@ impl<H: Host> Router<H> {
     /// Where a retry may go: the least loaded of a few ready replicas at other addresses. A rank is sent once for every attempt,
     /// so only replicas of the same rank will do, unless none is sent.
     pub(super) fn alternates(&self, pool: &Pool, chosen: ReplicaId, ignores_rank: bool) -> Result<Vec<Rc<Replica>>, HostError> {
-        let Some(at) = pool.place_of(chosen) else { return Ok(Vec::new()) };
+        let Some(at) = pool.index_of(chosen) else { return Ok(Vec::new()) };
         let Some(chosen) = pool.members.get(at).map(|member| member.replica.name) else { return Ok(Vec::new()) };
         // Starts behind the chosen one, so that the retries of one replica's failure spread.
         let others = pool.members.iter().cycle().skip(at.saturating_add(1)).take(pool.members.len());

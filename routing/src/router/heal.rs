@@ -33,7 +33,7 @@ impl<H: Host> Router<H> {
     /// Takes a lane for this thread, if it has none.
     pub(super) fn take_lane(&self) -> Result<(), HostError> {
         if self.lane.get().is_none() {
-            self.lane.set(Lane::take(&self.host, &self.lanes_key)?);
+            self.lane.set(Lane::take(&self.host, self.pool_list)?);
         }
         Ok(())
     }
@@ -57,16 +57,16 @@ impl<H: Host> Router<H> {
     /// When the host refuses.
     pub fn heal(&mut self) -> Result<(), HostError> {
         if let Some(lane) = self.lane.get()
-            && lane.sign_in(&self.host, &self.lanes_key)? == Presence::Gone
+            && lane.sign_in(&self.host)? == Presence::Gone
         {
             self.come_back()?;
         }
-        if let Some(dead) = lanes::take_dead(&self.host, &self.lanes_key)? {
+        if let Some(dead) = lanes::take_dead(&self.host, self.pool_list)? {
             // It may have sent requests to replicas this thread has not heard of yet.
             self.refreshed_pools().map(drop)?;
             let leaked = self.settle(dead)?;
             self.settle_places(dead);
-            lanes::free(&self.host, &self.lanes_key, dead)?;
+            lanes::free(&self.host, dead)?;
             if leaked > 0 {
                 self.count_error(ErrorKind::Leak, leaked);
             }
@@ -103,11 +103,11 @@ impl<H: Host> Router<H> {
             for replica in pool.registry.known() {
                 let metric = Metric::LaneInFlight { lane: dead, pool: &pool.policy.cluster, replica: &replica.label };
                 let gauge = self.host.define(&metric)?;
-                let held = self.host.value(gauge)?.cast_signed();
-                if held != 0 {
-                    self.host.add(gauge, held.saturating_neg())?;
-                    self.host.add(replica.in_flight, held.saturating_neg())?;
-                    leaked = leaked.saturating_add(held.unsigned_abs());
+                let in_lane = self.host.value(gauge)?.cast_signed();
+                if in_lane != 0 {
+                    self.host.add(gauge, in_lane.saturating_neg())?;
+                    self.host.add(replica.in_flight, in_lane.saturating_neg())?;
+                    leaked = leaked.saturating_add(in_lane.unsigned_abs());
                 }
             }
         }

@@ -11,16 +11,34 @@ use crate::pool::{Member, Replica};
 use crate::replica::{ReplicaId, ReplicaName};
 use crate::table::Entry;
 
-/// Whether a response's status, as its three digits, says that the replica fails. Of a request that the client pinned, only a gateway's
-/// status does: an engine may answer 500 to what the client made up, and clients must not choose whom that is held against.
-pub fn is_failure(status: &[u8], planned: Outcome) -> bool {
-    matches!(status, b"502" | b"503" | b"504") || (status.first() == Some(&b'5') && planned != Outcome::Pinned)
+/// How a request was answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// The engine has read it.
+    Served,
+    /// It was refused, unread.
+    Refused,
+    /// The replica fails.
+    Failed,
+}
+
+impl Answer {
+    /// What a response's status says, given as its three digits. Of a request that the client pinned, only a gateway's status is the
+    /// replica's failure: an engine may answer 500 to what the client made up, and clients must not choose whom that counts against.
+    pub fn of(status: &[u8], planned: Outcome) -> Self {
+        match status {
+            b"502" | b"503" | b"504" => Self::Failed,
+            [b'5', ..] if planned != Outcome::Pinned => Self::Failed,
+            [b'4' | b'5', ..] => Self::Refused,
+            _ => Self::Served,
+        }
+    }
 }
 
 impl<H: Host> Router<H> {
-    /// Learns where a request is served: `address` answered it, with a server's error if it `failed`. Rebinds the conversation if
-    /// a retry moved it.
-    pub fn served(&mut self, ticket: &mut Ticket<H>, address: &str, failed: bool) {
+    /// Learns where a request is served: `address` answered it. Rebinds the conversation if a retry moved it.
+    pub fn served(&mut self, ticket: &mut Ticket<H>, address: &str, answer: Answer) {
+        let failed = answer == Answer::Failed;
         let moved = ticket.chosen.as_ref().is_some_and(|chosen| chosen.address != address);
         let stays = !moved && ticket.chosen.is_some();
         let found = if stays { None } else { self.find(ticket, address).or_else(|| self.newcomer(ticket, address)) };
@@ -39,7 +57,7 @@ impl<H: Host> Router<H> {
         if let Some(replica) = replica.as_ref().filter(|_| failed || ticket.planned != Outcome::Pinned) {
             replica.note(&self.host, failed);
         }
-        let mut served = Served { outcome, replica, moved };
+        let mut served = Served { outcome, replica, moved, is_read: answer == Answer::Served };
         if moved && served.replica.is_none() {
             ticket.in_flight = None;
         }
@@ -63,16 +81,18 @@ impl<H: Host> Router<H> {
         if let (Some(pool), Some(replica)) = (self.pools.get(ticket.cluster.as_bytes()), &served.replica) {
             ticket.in_flight = Some(self.reserve(pool, replica)?);
         }
-        let binds = matches!(ticket.planned, Outcome::Sticky | Outcome::Placed | Outcome::Rehomed);
+        let is_home = matches!(ticket.planned, Outcome::Sticky | Outcome::Placed | Outcome::Rehomed);
         if !ticket.generates {
             return Ok(());
         }
-        let Some(digest) = ticket.conversation.filter(|_| binds || ticket.planned == Outcome::Spilled) else { return Ok(()) };
+        let Some(digest) = ticket.conversation.filter(|_| is_home || ticket.planned == Outcome::Spilled) else { return Ok(()) };
         self.now_ms = self.host.now_ms();
         let Some(moment) = self.pools.get(ticket.cluster.as_bytes()).map(|pool| self.moment(pool)) else { return Ok(()) };
         for _ in 0..TRIES {
             let bucket = self.table.open(&self.host, digest)?;
             let Some(mut entry) = self.table.entry(&bucket, moment.now_s) else { return Ok(()) };
+            // Also where a turn that spilled was to make its new home.
+            let binds = is_home || ticket.chosen.as_ref().is_some_and(|chosen| chosen.id == entry.home);
             if binds {
                 entry = Entry { home, home_bytes: ticket.bytes, bound_at_ms: moment.binds(Some(&entry)), ..entry };
             } else if entry.home == home {
@@ -120,8 +140,9 @@ impl<H: Host> Router<H> {
             (None, None) => (&pool.unserved, Outcome::Unserved),
         };
         let counted = requests.count(&self.host, &pool.policy.cluster, outcome);
-        // One that a retry moved found nothing there.
-        let repeated = ticket.served.as_ref().map(|served| if served.moved { 0 } else { ticket.repeated });
+        // One that a retry moved found nothing there; engines do not count what they refuse to read.
+        let read = ticket.served.as_ref().filter(|served| served.is_read);
+        let repeated = read.map(|served| if served.moved { 0 } else { ticket.repeated });
         let prompt = repeated.filter(|_| ticket.generates).map(|repeated| pool.count_prompt(&self.host, ticket.bytes, repeated));
         if counted.and(prompt.unwrap_or(Ok(()))).is_err() {
             self.count_error(ErrorKind::Host, 1);

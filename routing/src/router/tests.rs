@@ -88,6 +88,12 @@ impl Site {
         Router::new(self.host.clone(), self.router.settings.clone(), vec![policy]).expect("a router")
     }
 
+    /// A thread of a listener that routes another pool besides.
+    fn thread_of_two_pools(&self) -> Router<MemoryHost> {
+        let policy = self.router.pool(POOL.as_bytes()).expect("the pool").policy.clone();
+        Router::new(self.host.clone(), self.router.settings.clone(), vec![policy, Policy::new("another")]).expect("a router")
+    }
+
     /// The collector's next snapshot arrives.
     fn sync(&mut self) -> SyncAnswer {
         self.sequence += 1;
@@ -125,7 +131,7 @@ impl Site {
     fn turn(&mut self, id: u128) -> (Outcome, ReplicaName) {
         let mut ticket = self.ticket(id);
         let chosen = ticket.chosen().expect("a choice").name;
-        self.router.served(&mut ticket, &chosen.address.to_string(), false);
+        self.router.served(&mut ticket, &chosen.address.to_string(), Answer::Served);
         let outcome = ticket.served().expect("an outcome").outcome;
         self.router.ended(ticket);
         (outcome, chosen)
@@ -189,7 +195,7 @@ fn chosen(ticket: &Ticket<MemoryHost>) -> ReplicaName {
 fn retried(site: &mut Site, id: u128) -> (Outcome, ReplicaName) {
     let mut ticket = site.ticket(id);
     let address = ticket.addresses().nth(1).expect("an alternate").to_owned();
-    site.router.served(&mut ticket, &address, false);
+    site.router.served(&mut ticket, &address, Answer::Served);
     let served = ticket.served().expect("an outcome").clone();
     assert!(served.moved);
     site.router.ended(ticket);

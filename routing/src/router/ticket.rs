@@ -40,6 +40,8 @@ pub struct Served {
     pub replica: Option<Rc<Replica>>,
     /// Whether it went elsewhere than chosen.
     pub moved: bool,
+    /// Whether the engine has read it.
+    pub(super) is_read: bool,
 }
 
 impl<H: Host> Ticket<H> {

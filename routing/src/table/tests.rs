@@ -29,7 +29,7 @@ fn recall(host: &MemoryHost, table: Table, digest: u128, now_s: u32) -> Option<E
     table.entry(&bucket, now_s)
 }
 
-/// A bucket without a free place.
+/// A bucket without a free slot.
 fn full() -> Vec<u8> {
     let (host, table) = (MemoryHost::default(), Table::new(1, 600));
     for digest in 1..=WAYS as u32 {

@@ -5,27 +5,58 @@ use std::fs;
 
 use anyhow::{Context, Result, ensure};
 use homing_routing::outcome::Outcome;
-use homing_tests::{eventually, fast_stack, turn};
+use homing_tests::{eventually, fast_stack, tools, turn};
 use promql_parser::label::MatchOp;
 use promql_parser::parser::{self, Expr, LabelModifier, VectorSelector};
 use serde_json::{Value, json};
-use xtask::stack::{Stack, StackOptions};
-use xtask::tools;
+use tempfile::TempDir;
+use xtask::process::Process;
+use xtask::stack::{MODEL, Stack, StackOptions};
+use xtask::tools::root;
+use xtask::vllm::free_addresses;
 
-/// The series that both exporters have: for each name, what each label's values are.
+/// The series that all exporters have: for each name, what each label's values are.
 type Exported = BTreeMap<String, BTreeMap<String, BTreeSet<String>>>;
 
-async fn exported(stack: &Stack) -> Result<Exported> {
+/// A collector beside the stack's, for the series that only one with sources and a store has. None of them can be used.
+struct Lonely {
+    metrics: String,
+    _process: Process,
+    _folder: TempDir,
+}
+
+impl Lonely {
+    async fn start() -> Result<Self> {
+        let folder = tempfile::Builder::new().prefix("homing-lonely-").tempdir()?;
+        let [store] = *free_addresses(1)? else { anyhow::bail!("a port") };
+        let config = json!({
+            "listen": "127.0.0.1:0",
+            "envoys": [{ "dns": { "name": "nowhere.invalid", "port": 9901 } }],
+            "pools": [{ "cluster": MODEL, "files": [folder.path().join("none.yaml")] }],
+            "affinity": { "store": format!("redis://{store}") },
+        });
+        let file = folder.path().join("collector.yaml");
+        fs::write(&file, config.to_string())?;
+        let args = ["run".to_owned(), file.display().to_string(), "--ready-json".to_owned()];
+        let (process, ready) = Process::start_ready("lonely", &tools().collector, &args, folder.path()).await?;
+        let metrics = format!("http://{}/metrics", ready["address"].as_str().context("an address")?);
+        Ok(Self { metrics, _process: process, _folder: folder })
+    }
+}
+
+async fn exported(stack: &Stack, lonely: &Lonely) -> Result<Exported> {
     let (_, console) = stack.collector.as_ref().context("the collector")?;
-    let urls = [format!("http://{}/stats/prometheus?filter=homing", stack.envoy.admin), format!("http://{console}/metrics")];
+    let envoy = format!("http://{}/stats/prometheus?filter=homing", stack.envoy.admin);
     let mut exported = Exported::new();
-    for url in urls {
+    for url in [envoy, format!("http://{console}/metrics"), lonely.metrics.clone()] {
         let text = reqwest::get(&url).await?.text().await?;
         for line in text.lines().filter(|line| line.starts_with("homing")) {
             let series = line.rsplit_once(' ').context("a value")?.0;
             // An exporter's series is an expression of its own.
             let Expr::VectorSelector(series) = parse(series)? else { continue };
             let labels = exported.entry(name(&series)?).or_default();
+            // Prometheus adds it, to tell where it read the series.
+            labels.entry("instance".to_owned()).or_default().insert(url.clone());
             for label in &series.matchers.matchers {
                 labels.entry(label.name.clone()).or_default().insert(label.value.clone());
             }
@@ -76,7 +107,8 @@ fn check(expr: &Expr, exported: &Exported) -> Result<BTreeSet<String>> {
             for argument in &call.args.args {
                 labels.extend(check(argument, exported)?);
             }
-            labels
+            // Where there is nothing, there is nothing that has labels.
+            if call.func.name == "absent" { BTreeSet::new() } else { labels }
         }
         Expr::Paren(inner) => check(&inner.expr, exported)?,
         Expr::NumberLiteral(_) | Expr::StringLiteral(_) => BTreeSet::new(),
@@ -105,11 +137,11 @@ fn without_variables(expr: &str) -> String {
 }
 
 fn dashboard() -> Result<Value> {
-    Ok(serde_json::from_slice(&fs::read(tools::root().join("envoy/grafana/homing.json"))?)?)
+    Ok(serde_json::from_slice(&fs::read(root().join("envoy/grafana/homing.json"))?)?)
 }
 
 fn alerts() -> Result<Vec<Value>> {
-    let text = fs::read_to_string(tools::root().join("envoy/prometheus/alerts.yaml"))?;
+    let text = fs::read_to_string(root().join("envoy/prometheus/alerts.yaml"))?;
     let rules: Value = serde_saphyr::from_str(&text)?;
     rules["groups"][0]["rules"].as_array().cloned().context("rules")
 }
@@ -118,6 +150,7 @@ fn alerts() -> Result<Vec<Value>> {
 async fn every_expression_names_metrics_and_labels_that_a_stack_under_load_has() -> Result<()> {
     let pool = json!({ "admission": { "mode": "working_set" } });
     let stack = fast_stack(StackOptions { pool, ..StackOptions::default() }).await?;
+    let lonely = Lonely::start().await?;
     for _ in 0..2 {
         for conversation in 0..6 {
             turn(&stack, &format!("dashboard-{conversation}"), 4).await?;
@@ -126,11 +159,11 @@ async fn every_expression_names_metrics_and_labels_that_a_stack_under_load_has()
     // A refused exchange, so that there is an error to count.
     reqwest::Client::new().post(format!("http://{}/homing/v1/sync", stack.control)).body("{}").send().await?;
     eventually("every engine to report", async || {
-        let exported = exported(&stack).await?;
+        let exported = exported(&stack, &lonely).await?;
         Ok(exported.contains_key("homing_collector_replica_prefix_hit_rate") && exported.contains_key("homing_errors_total"))
     })
     .await?;
-    let exported = exported(&stack).await?;
+    let exported = exported(&stack, &lonely).await?;
 
     let dashboard = dashboard()?;
     let mut checked = 0;
@@ -159,7 +192,7 @@ async fn every_expression_names_metrics_and_labels_that_a_stack_under_load_has()
 
 #[test]
 fn operations_says_what_to_do_about_every_alert() -> Result<()> {
-    let page = fs::read_to_string(tools::root().join("docs/operations.md"))?;
+    let page = fs::read_to_string(root().join("docs/operations.md"))?;
     let (_, section) = page.split_once("## Alerts\n").context("a section on alerts")?;
     let section = section.split("\n## ").next().unwrap_or_default();
     let explained: BTreeSet<_> = section.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next()).collect();
@@ -180,8 +213,11 @@ fn a_metric_or_label_that_does_not_exist_is_found() {
     let exported = Exported::from([("known".to_owned(), labels)]);
     let checked = |text: &str| check(&parse(text).expect("an expression"), &exported).map_err(|error| error.to_string());
     assert!(checked("sum by (pool) (rate(known{pool=\"a\"}[1m])) / 2").is_ok());
+    // Nothing is left to show of what is absent.
+    assert_eq!(checked("absent(known)"), Ok(BTreeSet::new()));
     for (wrong, why) in [
         ("sum(unknown)", "no metric is called `unknown`"),
+        ("absent(unknown)", "no metric is called `unknown`"),
         ("known{replica=\"x\"}", "no label `replica`"),
         ("known{pool=\"b\"}", "no series with pool=b"),
         ("sum by (replica) (known)", "sums by `replica`"),

@@ -125,7 +125,7 @@ impl Homing {
     /// Where a decided request goes; replicas answer every request, so it is served there.
     fn goes(&mut self, id: u64, mut ticket: Ticket<MemoryHost>) -> usize {
         let chosen = ticket.chosen().map(|chosen| chosen.address.clone()).unwrap_or_default();
-        self.router.served(&mut ticket, &chosen, false);
+        self.router.served(&mut ticket, &chosen, Answer::Served);
         self.tickets.insert(id, ticket);
         self.replicas.get(chosen.as_str()).copied().unwrap_or(0)
     }

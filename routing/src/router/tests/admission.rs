@@ -42,7 +42,7 @@ impl Site {
     fn whole(&mut self, id: u128) -> ReplicaName {
         let mut ticket = go(ask(&mut self.router, id));
         let replica = chosen(&ticket);
-        self.router.served(&mut ticket, &replica.address.to_string(), false);
+        self.router.served(&mut ticket, &replica.address.to_string(), Answer::Served);
         self.router.ended(ticket);
         replica
     }
@@ -103,6 +103,32 @@ fn a_conversation_keeps_its_place_from_turn_to_turn() {
         assert!(site.called().is_empty());
     }
     assert_eq!(site.count(Outcome::Sticky), 5 * FIT as u64);
+}
+
+#[test]
+fn requests_of_one_conversation_that_came_together_go_together() {
+    let mut site = site(|_| {});
+    let mut tickets = site.full();
+    let line = [held(ask(&mut site.router, 99)), held(ask(&mut site.router, 99))];
+    site.router.ended(tickets.remove(0));
+    site.host.advance(5_001);
+    site.router.still_waiting(line.iter()).expect("a line");
+    assert_eq!(site.called(), [line[0].id(), line[1].id()]);
+    let first = retry(&mut site.router, 99, &line[0]).expect("its turn");
+    // Now its conversation has a place, and nothing else is free.
+    assert_eq!(site.called(), [line[1].id()]);
+    let second = retry(&mut site.router, 99, &line[1]).expect("its turn");
+    assert_eq!(chosen(&second), chosen(&first));
+}
+
+#[test]
+fn places_end_although_the_clock_is_set_back() {
+    let mut site = site(|_| {});
+    let tickets = site.full();
+    tickets.into_iter().for_each(|ticket| site.router.ended(ticket));
+    site.host.set_back(3_600_000);
+    site.sync();
+    site.whole(99);
 }
 
 #[test]

@@ -52,7 +52,7 @@ proptest! {
                     let address = ticket.addresses().nth(usize::from(retried)).map(str::to_owned);
                     let had = ticket.chosen().is_some();
                     if let Some(address) = address.filter(|_| answered) {
-                        router.served(&mut ticket, &address, false);
+                        router.served(&mut ticket, &address, Answer::Served);
                     }
                     router.ended(ticket);
                     ended += 1;

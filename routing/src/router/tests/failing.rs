@@ -11,7 +11,11 @@ fn a_replica_that_fails_fast_does_not_attract_work() {
         let mut ticket = site.ticket(id);
         let chosen = chosen(&ticket);
         sent += u32::from(chosen == broken);
-        site.router.served(&mut ticket, &chosen.address.to_string(), chosen == broken);
+        site.router.served(
+            &mut ticket,
+            &chosen.address.to_string(),
+            if chosen == broken { Answer::Failed } else { Answer::Served },
+        );
         site.router.ended(ticket);
         site.host.advance(10);
     }
@@ -24,7 +28,7 @@ fn a_replica_that_serves_again_is_forgiven() {
     let mut ticket = site.ticket(0);
     let home = chosen(&ticket);
     let number = (1..=4).find(|number| name(*number) == home).expect("one of four");
-    site.router.served(&mut ticket, &home.address.to_string(), true);
+    site.router.served(&mut ticket, &home.address.to_string(), Answer::Failed);
     site.router.ended(ticket);
     let penalty =
         |site: &Site| site.router.pool(POOL.as_bytes()).expect("the pool").members()[number - 1].penalty(site.host.now_ms());
@@ -49,11 +53,11 @@ fn what_a_client_pins_forgives_nothing() {
     let mut site = Site::new(|_| {});
     let mut ticket = site.ticket(0);
     let home = chosen(&ticket);
-    site.router.served(&mut ticket, &home.address.to_string(), true);
+    site.router.served(&mut ticket, &home.address.to_string(), Answer::Failed);
     site.router.ended(ticket);
     let pin = home.to_string();
     let mut pinned = go(decide(&mut site.router, &Request { pin: Some(&pin), generates: true, ..Request::default() }));
-    site.router.served(&mut pinned, &home.address.to_string(), false);
+    site.router.served(&mut pinned, &home.address.to_string(), Answer::Served);
     site.router.ended(pinned);
     let pool = site.router.pool(POOL.as_bytes()).expect("the pool");
     assert!(pool.member(home.id()).expect("the home").penalty(site.host.now_ms()) > 0);
@@ -62,14 +66,45 @@ fn what_a_client_pins_forgives_nothing() {
 #[test]
 fn a_client_that_pins_cannot_have_a_500_held_against_its_replica() {
     for status in [b"500", b"501", b"505"] {
-        assert!(!is_failure(status, Outcome::Pinned));
-        assert!(is_failure(status, Outcome::Placed) && is_failure(status, Outcome::Sticky));
+        assert_eq!(Answer::of(status, Outcome::Pinned), Answer::Refused);
+        assert_eq!([Outcome::Placed, Outcome::Sticky].map(|planned| Answer::of(status, planned)), [Answer::Failed; 2]);
     }
     for status in [b"502", b"503", b"504"] {
-        assert!(is_failure(status, Outcome::Pinned) && is_failure(status, Outcome::Placed));
+        assert_eq!([Outcome::Pinned, Outcome::Placed].map(|planned| Answer::of(status, planned)), [Answer::Failed; 2]);
     }
-    for status in [b"200", b"400", b"429"] {
-        assert!(!is_failure(status, Outcome::Placed));
+    for status in [b"400", b"404", b"429"] {
+        assert_eq!(Answer::of(status, Outcome::Placed), Answer::Refused);
     }
-    assert!(!is_failure(b"", Outcome::Placed), "a response without a status says nothing");
+    assert_eq!(Answer::of(b"200", Outcome::Placed), Answer::Served);
+    assert_eq!(Answer::of(b"", Outcome::Placed), Answer::Served, "a response without a status says nothing");
+}
+
+#[test]
+fn what_was_refused_is_no_prompt_that_was_read() {
+    let mut site = Site::new(|_| {});
+    site.turn(0);
+    let read = |site: &mut Site| (site.sync().pools[0].prompt_bytes, site.sync().pools[0].first_turns);
+    assert_eq!(read(&mut site), (1_000, 1));
+    for (id, answer) in [(0, Answer::Refused), (1, Answer::Failed), (2, Answer::Refused)] {
+        let mut ticket = site.ticket(id);
+        let address = chosen(&ticket).address.to_string();
+        site.router.served(&mut ticket, &address, answer);
+        site.router.ended(ticket);
+    }
+    assert_eq!(read(&mut site), (1_000, 1));
+}
+
+#[test]
+fn a_failure_is_forgotten_although_the_clock_is_set_back() {
+    let mut site = Site::new(|_| {});
+    let mut ticket = site.ticket(0);
+    let replica = chosen(&ticket);
+    site.router.served(&mut ticket, &replica.address.to_string(), Answer::Failed);
+    let penalty = |site: &Site| {
+        let pool = site.router.pool(POOL.as_bytes()).expect("the pool");
+        pool.member(replica.id()).expect("a member").penalty(site.host.now_ms())
+    };
+    assert!(penalty(&site) > 0);
+    site.host.set_back(3_600_000);
+    assert_eq!(penalty(&site), 0);
 }

@@ -74,18 +74,53 @@ fn threads_that_all_seem_dead_at_once_all_come_back() {
 }
 
 #[test]
+fn a_listener_that_routes_other_pools_for_a_while_leaves_every_count_right() {
+    let mut site = Site::new(|_| {});
+    let before: Vec<_> = (0..3).map(|id| site.ticket(id)).collect();
+    let mut during = site.thread_of_two_pools();
+    let kept: Vec<_> = (3..5).map(|id| ticket(&mut during, id)).collect();
+    drop(before);
+    // The change is taken back, and the first listener's thread is gone without a word.
+    let mut after = site.thread();
+    let new = ticket(&mut after, 5);
+    for _ in 0..20 {
+        site.host.advance(500);
+        during.heal().expect("a tick");
+        after.heal().expect("a tick");
+    }
+    assert_eq!(site.in_flight(), 3);
+    drop((kept, new));
+    assert_eq!(site.in_flight(), 0);
+}
+
+#[test]
+fn what_a_dead_thread_held_is_given_back_by_others_if_its_listener_is_gone() {
+    let mut site = Site::new(|_| {});
+    let mut dying = site.thread_of_two_pools();
+    let lost = vec![ticket(&mut dying, 0)];
+    trap(dying, lost);
+    let kept = site.ticket(1);
+    for _ in 0..80 {
+        site.host.advance(500);
+        site.router.heal().expect("a tick");
+    }
+    assert_eq!(site.in_flight(), 1);
+    drop(kept);
+    assert_eq!(site.in_flight(), 0);
+}
+
+#[test]
 fn a_lane_that_is_being_settled_is_waited_for() {
     let mut site = Site::new(|_| {});
     let held: Vec<_> = (0..3).map(|id| site.ticket(id)).collect();
     site.host.advance(6_000);
-    let key = site.router.lanes_key.clone();
-    let dead = crate::lanes::take_dead(&site.host, &key).expect("lanes").expect("a dead lane");
+    let dead = crate::lanes::take_dead(&site.host, site.router.pool_list).expect("lanes").expect("a dead lane");
     // Its thread ticks before the other has done anything.
     site.router.heal().expect("a tick");
     let mut other = site.thread();
     other.refreshed_pools().map(drop).expect("pools");
     other.settle(dead).expect("settled");
-    crate::lanes::free(&site.host, &key, dead).expect("freed");
+    crate::lanes::free(&site.host, dead).expect("freed");
     assert_eq!(site.in_flight(), 0);
     site.router.heal().expect("a tick");
     assert_eq!(site.in_flight(), 3);

@@ -52,7 +52,7 @@ fn a_pool_without_affinity_and_a_cluster_without_pool_are_envoys() {
     let mut site = Site::new(|policy| policy.affinity = false);
     let mut ticket = site.ticket(0);
     assert_eq!((ticket.planned(), ticket.addresses().count()), (Outcome::Passed, 0));
-    site.router.served(&mut ticket, "10.0.0.2:8000", false);
+    site.router.served(&mut ticket, "10.0.0.2:8000", Answer::Served);
     assert_eq!(site.in_flight(), 1, "counted where Envoy sent it");
     site.router.ended(ticket);
     assert_eq!((site.in_flight(), site.count(Outcome::Passed)), (0, 1));
@@ -106,7 +106,7 @@ fn a_call_whose_rank_the_engine_ignores_counts_at_its_endpoint_and_stays_there()
         let mut ticket = go(decide(&mut site.router, &request));
         let chosen = chosen(&ticket);
         assert_eq!(ticket.alternates.len(), 1, "the other endpoint, once");
-        site.router.served(&mut ticket, &chosen.address.to_string(), false);
+        site.router.served(&mut ticket, &chosen.address.to_string(), Answer::Served);
         (ticket.served().expect("an outcome").outcome, chosen)
     };
     let (outcome, first) = responses(&mut site);
@@ -123,7 +123,7 @@ fn a_retry_of_such_a_call_moves_the_conversation_to_the_other_endpoint() {
     let request = Request { conversation: Some(&conversation(0)), generates: true, ignores_rank: true, ..Request::default() };
     let mut ticket = go(decide(&mut site.router, &request));
     let other = ticket.addresses().nth(1).expect("an alternate").to_owned();
-    site.router.served(&mut ticket, &other, false);
+    site.router.served(&mut ticket, &other, Answer::Served);
     site.router.ended(ticket);
     let ticket = go(decide(&mut site.router, &request));
     assert_eq!((ticket.planned(), chosen(&ticket).address.to_string()), (Outcome::Sticky, other));
@@ -161,14 +161,14 @@ fn such_calls_are_load_of_every_rank_of_their_endpoint_and_are_answered_for() {
     // One that fails makes both ranks of its endpoint look loaded, and no other's.
     let mut failed = call(&mut site, 9);
     let address = chosen(&failed).address;
-    site.router.served(&mut failed, &address.to_string(), true);
+    site.router.served(&mut failed, &address.to_string(), Answer::Failed);
     site.router.ended(failed);
     for id in 10..13 {
         assert_ne!(chosen(&site.ticket(id)).address, address);
     }
     calls.into_iter().for_each(|mut call| {
         let address = chosen(&call).address.to_string();
-        site.router.served(&mut call, &address, false);
+        site.router.served(&mut call, &address, Answer::Served);
         site.router.ended(call);
     });
     let answer = site.sync();

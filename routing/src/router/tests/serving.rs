@@ -111,17 +111,34 @@ fn a_retry_that_moves_a_call_that_generates_nothing_moves_no_home() {
     let request = Request { conversation: Some(&conversation(0)), ..Request::default() };
     let mut ticket = go(decide(&mut site.router, &request));
     let other = ticket.addresses().nth(1).expect("an alternate").to_owned();
-    site.router.served(&mut ticket, &other, false);
+    site.router.served(&mut ticket, &other, Answer::Served);
     site.router.ended(ticket);
     site.host.advance(11_000);
     assert_eq!(site.turn(0), (Outcome::Sticky, home));
 }
 
 #[test]
+fn a_retry_of_a_spill_that_was_to_be_the_new_home_moves_the_home() {
+    let mut site = Site::new(|policy| policy.spill_threshold = Limit::Fixed(2));
+    let (_, home) = site.turn(0);
+    for report in &mut site.reports {
+        report.running = if report.replica == home { 20 } else { 0 };
+    }
+    site.settle();
+    let (outcome, second) = site.turn(0);
+    assert_eq!(outcome, Outcome::Spilled);
+    // The second turn in a row there makes it the home, but a retry serves it.
+    let (outcome, moved) = retried(&mut site, 0);
+    assert_eq!(outcome, Outcome::Spilled);
+    assert!(moved != home && moved != second);
+    assert_eq!(site.turn(0), (Outcome::Sticky, moved));
+}
+
+#[test]
 fn a_turn_served_outside_the_snapshot_is_in_flight_nowhere() {
     let mut site = Site::new(|_| {});
     let mut ticket = site.ticket(0);
-    site.router.served(&mut ticket, "192.168.0.1:1", false);
+    site.router.served(&mut ticket, "192.168.0.1:1", Answer::Served);
     assert_eq!(site.in_flight(), 0);
 }
 
@@ -131,7 +148,7 @@ fn in_flight_moves_with_the_turn() {
     let mut ticket = site.ticket(0);
     let before = site.gauges();
     let address = ticket.addresses().nth(1).expect("an alternate").to_owned();
-    site.router.served(&mut ticket, &address, false);
+    site.router.served(&mut ticket, &address, Answer::Served);
     assert_ne!(site.gauges(), before);
     assert_eq!(site.in_flight(), 1);
     site.router.ended(ticket);
@@ -146,7 +163,7 @@ fn outcomes_are_counted_from_where_a_request_was_served() {
     let nobody = site.ticket(0);
     site.router.ended(nobody);
     let mut stranger = site.ticket(0);
-    site.router.served(&mut stranger, "192.168.0.1:1", false);
+    site.router.served(&mut stranger, "192.168.0.1:1", Answer::Served);
     site.router.ended(stranger);
     let dropped = site.ticket(0);
     drop(dropped);
@@ -167,7 +184,7 @@ fn what_came_before_the_first_snapshot_is_known_once_it_is_there() {
     let [mut ended, mut under_way] = [site.ticket(0), site.ticket(1)];
     for ticket in [&mut ended, &mut under_way] {
         assert_eq!(ticket.planned(), Outcome::Passed);
-        site.router.served(ticket, &name(2).address.to_string(), false);
+        site.router.served(ticket, &name(2).address.to_string(), Answer::Served);
     }
     site.router.ended(ended);
     let answer = site.sync();

@@ -70,7 +70,7 @@ proptest! {
                             verdict => return Err(TestCaseError::fail(format!("{verdict:?}"))),
                         };
                         let replica = chosen(&ticket);
-                        site.router.served(&mut ticket, &replica.address.to_string(), false);
+                        site.router.served(&mut ticket, &replica.address.to_string(), Answer::Served);
                         chosen_by.push((replica, ticket.planned(), ticket.addresses().map(str::to_owned).collect::<Vec<_>>()));
                         running.push(ticket);
                     }
