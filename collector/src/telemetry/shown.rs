@@ -112,6 +112,12 @@ fn pools(to: &mut Encoder<'_, '_>, status: &Status) -> fmt::Result {
         "The context of recent conversations divided by the caches, an estimate; above 1 they do not fit",
         usage,
     )?;
+    let is_ready = |replica: &&ReplicaStatus| replica.report.state == ReplicaState::Ready;
+    let ready = status
+        .pools
+        .iter()
+        .map(|pool| (PoolLabels { pool: pool.cluster.clone() }, pool.replicas.iter().filter(is_ready).count() as f64));
+    to.gauges("ready_replicas", "Replicas that take turns; 0 also where none was found", ready)?;
     let routing = each(|pool| Some(pool.routing.envoys_routing as f64));
     to.gauges("pool_envoys", "Connected Envoys that route the pool", routing)?;
     admission(to, status)
@@ -213,7 +219,9 @@ fn sources(to: &mut Encoder<'_, '_>, status: &Status) -> fmt::Result {
     let found = sources.iter().filter_map(|(pool, source)| Some((labels(pool, source), source.endpoints? as f64)));
     to.gauges("discovery_endpoints", "Endpoints that a name or a file last gave", found)?;
     let failing = sources.iter().map(|(pool, source)| (labels(pool, source), f64::from(u8::from(source.problem.is_some()))));
-    to.gauges("discovery_failing", "1 while a name or a file gives no endpoints, and the last ones are kept", failing)
+    to.gauges("discovery_failing", "1 while a name or a file gives no endpoints, and the last ones are kept", failing)?;
+    let drain_file = std::iter::once(([] as [(&str, &str); 0], f64::from(u8::from(status.drain_file_problem.is_some()))));
+    to.gauges("drain_file_failing", "1 while the drain file cannot be read, and what it said last holds", drain_file)
 }
 
 fn envoy_sources(to: &mut Encoder<'_, '_>, status: &Status) -> fmt::Result {

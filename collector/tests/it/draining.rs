@@ -136,12 +136,16 @@ async fn a_drain_file_is_followed_and_a_broken_one_changes_nothing() {
     std::fs::write(&path, "- not a replica\n").expect("a file");
     let status = collector.until("the mistake", |status| says(&status["drain_file_problem"], "ip:port")).await;
     assert_eq!(status["pools"][0]["replicas"][0]["state"], "draining");
+    let metrics = collector.get("/metrics").await.2;
+    assert!(metrics.contains("\nhoming_collector_drain_file_failing 1"), "{metrics}");
+    assert!(metrics.contains("\nhoming_collector_ready_replicas{pool=\"pool\"} 1"), "{metrics}");
 
     std::fs::write(&path, format!("- {}\n", second.address())).expect("a file");
     collector.until_replica(1, "draining").await;
     let status = collector.until_replica(0, "ready").await;
     assert_eq!(status["drained_by"], json!([]));
     assert!(collector.status().await["drain_file_problem"].is_null());
+    assert!(collector.get("/metrics").await.2.contains("\nhoming_collector_drain_file_failing 0"));
 }
 
 /// Runs `homing-collector drain` against a collector.
