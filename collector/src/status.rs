@@ -195,11 +195,11 @@ pub struct EnvoyStatus {
     pub filter_version: String,
     /// Since when it counts requests, in milliseconds since 1970.
     pub counting_since_ms: Option<u64>,
-    /// Snapshots it took.
+    /// Exchanges that it answered: with a snapshot or with homes alone, and also while it stands by.
     pub answered: u64,
-    /// Snapshots it did not take.
+    /// Exchanges that failed.
     pub failed: u64,
-    /// Milliseconds since its last answer, which is the age of the snapshot it holds; absent before the first.
+    /// Milliseconds since its last answer; absent before the first.
     pub answer_age_ms: Option<u64>,
     /// What is wrong with it now, and what to do.
     pub problem: Option<String>,

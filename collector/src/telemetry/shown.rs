@@ -251,7 +251,7 @@ fn affinity(to: &mut Encoder<'_, '_>, status: &Status) -> fmt::Result {
 fn envoys(to: &mut Encoder<'_, '_>, status: &Status) -> fmt::Result {
     let labels = |url: &str| EnvoyLabels { envoy: url.to_owned() };
     let connected = status.envoys.iter().map(|envoy| (labels(&envoy.url), f64::from(u8::from(envoy.connected))));
-    to.gauges("envoy_connected", "1 while an Envoy takes snapshots", connected)?;
+    to.gauges("envoy_connected", "1 while an Envoy answers, be it that it stands by", connected)?;
     let standby = status.envoys.iter().map(|envoy| (labels(&envoy.url), f64::from(u8::from(envoy.standby))));
     to.gauges("envoy_standby", "1 while an Envoy takes another collector's snapshots", standby)?;
     type Count = (&'static str, &'static str, fn(&EnvoyStatus) -> u64);
@@ -265,7 +265,7 @@ fn envoys(to: &mut Encoder<'_, '_>, status: &Status) -> fmt::Result {
         to.counters(name, help, status.envoys.iter().map(|envoy| (labels(&envoy.url), value(envoy))))?;
     }
     let ages = status.envoys.iter().filter_map(|envoy| Some((labels(&envoy.url), envoy.answer_age_ms? as f64 / 1000.0)));
-    to.gauges("sync_answer_age_seconds", "The time since an Envoy last took a snapshot", ages)?;
+    to.gauges("sync_answer_age_seconds", "The time since an Envoy last answered", ages)?;
     let versions = status.envoys.iter().filter(|envoy| !envoy.filter_version.is_empty());
     let versions = versions.map(|envoy| (InfoLabels { envoy: envoy.url.clone(), version: envoy.filter_version.clone() }, 1.0));
     to.gauges("envoy_filter_info", "1, with the version of an Envoy's filter", versions)
