@@ -261,11 +261,14 @@ impl Session {
         exchanges.bindings_sent += if answer.standby { 0 } else { batch.bindings.len() as u64 };
         exchanges.is_read = is_read;
         exchanges.bytes = [exchanges.bytes[0] + bytes[0], exchanges.bytes[1] + bytes[1]];
-        if request.pools.is_empty()
-            && let Some(before) = exchanges.answer.take()
-        {
-            // Of pools it was not asked.
-            answer.pools = before.pools;
+        if let Some(before) = exchanges.answer.take() {
+            if before.counting_since_ms == answer.counting_since_ms && answer.mismatches > before.mismatches {
+                exchanges.mismatched_at = Some(Instant::now());
+            }
+            if request.pools.is_empty() {
+                // Of pools it was not asked.
+                answer.pools = before.pools;
+            }
         }
         exchanges.says_pools |= !request.pools.is_empty() && !answer.standby;
         exchanges.answer = Some(answer);
@@ -305,10 +308,21 @@ impl Session {
     }
 }
 
+/// How long a request that went to another address than the chosen one is a reason to say so.
+const MISMATCHED: Duration = Duration::from_secs(60);
+
 /// What is wrong with an Envoy that answers but routes nothing of what it is told, or is set up otherwise than most, so that it does not
 /// agree with them.
 pub(crate) fn misconfigured(fleet: &Fleet, envoy: &Envoy) -> Option<String> {
-    routes_nothing(fleet, envoy).or_else(|| differs(fleet, envoy).map(str::to_owned))
+    routes_nothing(fleet, envoy).or_else(|| mismatches(envoy).or_else(|| differs(fleet, envoy)).map(str::to_owned))
+}
+
+fn mismatches(envoy: &Envoy) -> Option<&'static str> {
+    let of_late = |at: &Instant| at.elapsed() < MISMATCHED;
+    envoy.exchanges().mismatched_at.filter(of_late).map(|_| {
+        "its cluster lacks an address that the collector has: requests for it went elsewhere within the last minute. Give both the same \
+         ip:port; Envoy's /clusters has those that it resolved"
+    })
 }
 
 fn routes_nothing(fleet: &Fleet, envoy: &Envoy) -> Option<String> {

@@ -106,7 +106,8 @@ impl<H: Host> Control<H> {
             more,
             missed,
             recall,
-            bindings_dropped: self.bindings_dropped()?,
+            bindings_dropped: self.errors(ErrorKind::BindingDropped)?,
+            mismatches: self.errors(ErrorKind::Mismatch)?,
             idle_s: shared.map(|shared| shared.idle_s),
             key_check: shared.map(|shared| format!("{:016x}", shared.key_check)),
             filter_version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -273,9 +274,9 @@ impl<H: Host> Control<H> {
         })
     }
 
-    fn bindings_dropped(&mut self) -> Result<u64, HostError> {
-        let dropped = self.errors.counter(&self.host, ErrorKind::BindingDropped)?;
-        self.host.value(dropped)
+    fn errors(&mut self, kind: ErrorKind) -> Result<u64, HostError> {
+        let counter = self.errors.counter(&self.host, kind)?;
+        self.host.value(counter)
     }
 
     /// Counts an exchange that came to nothing.

@@ -211,6 +211,8 @@ pub(crate) struct EnvoyState {
     behaviour: Mutex<Behaviour>,
     pub(crate) taken: Mutex<Vec<SyncRequest>>,
     pub(crate) asked: AtomicUsize,
+    /// Requests that it sent to other addresses than the chosen ones.
+    pub(crate) mismatches: AtomicU64,
     /// When it began to count; another time is another Envoy.
     pub(crate) since_ms: AtomicU64,
     /// Bindings of its next answer.
@@ -224,6 +226,7 @@ impl EnvoyState {
             behaviour: Mutex::new(behaviour),
             taken: Mutex::default(),
             asked: 0.into(),
+            mismatches: AtomicU64::default(),
             since_ms: 1_700_000_000_000.into(),
             tells: Mutex::default(),
             set_up: Mutex::new((None, 600)),
@@ -331,6 +334,7 @@ async fn sync(State(state): State<Arc<EnvoyState>>, headers: HeaderMap, body: By
             answer.bindings = Bindings(std::mem::take(&mut *state.tells.lock().expect("a lock")));
             let (key_check, idle_s) = state.set_up.lock().expect("a lock").clone();
             (answer.key_check, answer.idle_s) = (key_check, Some(idle_s));
+            answer.mismatches = state.mismatches.load(Ordering::SeqCst);
             if matches!(behaviour, Behaviour::RouteNothing) {
                 answer.pools.clear();
             }
