@@ -112,7 +112,7 @@ mod tests {
         let replica = tokio::spawn(async move {
             let (mut stream, _) = listener.accept().await.expect("a connection");
             let mut asked = [0; 4096];
-            stream.read(&mut asked).await.expect("a request");
+            assert_ne!(stream.read(&mut asked).await.expect("a request"), 0);
             stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await.expect("an answer");
             stream.read(&mut asked).await.expect("the end")
         });
