@@ -69,6 +69,12 @@ impl Shares {
         sums.into_iter().map(|(replica, sum)| (replica, sum.peers())).collect()
     }
 
+    /// Whether nothing is left of any Envoy.
+    #[cfg(test)]
+    pub(super) fn is_empty(&self) -> bool {
+        self.of.is_empty() && self.sums.is_empty()
+    }
+
     fn add(&mut self, share: &Share) {
         for (cluster, replicas) in &share.pools {
             let sums = self.sums.entry(cluster.clone()).or_default();

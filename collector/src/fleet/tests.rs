@@ -224,6 +224,7 @@ async fn an_envoy_is_told_what_the_others_last_had_and_nothing_of_its_own() {
     assert_eq!(told(), [1, 0, 1]);
     tokio::time::advance(Duration::from_secs(3)).await;
     assert_eq!(told(), [0, 0, 0]);
+    assert!(lock(&fleet.shares).is_empty());
 }
 
 #[tokio::test(start_paused = true)]
