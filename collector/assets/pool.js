@@ -196,7 +196,7 @@ function inOrder(names, replicas) {
 function explain(routing, cluster) {
   if (routing.envoys === 0) return 'No Envoy is configured or found: the collector only watches the replicas.';
   if (routing.envoys_connected === 0) return 'No Envoy is connected, so what routing does now is not known. The table of Envoys says why.';
-  if (routing.envoys_routing === 0) return `No connected Envoy routes ${cluster}: its filter needs a pool of this name.`;
+  if (routing.envoys_routing === 0) return `No connected Envoy routes ${cluster}: its filter needs a pool of this name, and both its filters the same vm_id.`;
   return total(routing.requests) === 0 ? 'No request has ended yet.' : null;
 }
 

@@ -44,7 +44,11 @@ pub enum SyncFailure {
     #[error("it cannot be reached ({0}); is it running, and is envoys[].url or dns its control listener?")]
     Unreachable(String),
     /// The answer took too long.
-    #[error("no answer within {} s; is its control listener overloaded?", SYNC_TIMEOUT.as_secs())]
+    #[error(
+        "no answer within {} s: does the filter with `role: control` have `allow_on_headers_stop_iteration: true`? If so, its listener is \
+         overloaded",
+        SYNC_TIMEOUT.as_secs()
+    )]
     Timeout,
     /// It refused the snapshot.
     #[error("it refused the snapshot with HTTP status {status}{}: {advice}", if body.is_empty() { String::new() } else { format!(" ({body})") })]
@@ -257,18 +261,22 @@ impl Session {
         exchanges.bindings_sent += if answer.standby { 0 } else { batch.bindings.len() as u64 };
         exchanges.is_read = is_read;
         exchanges.bytes = [exchanges.bytes[0] + bytes[0], exchanges.bytes[1] + bytes[1]];
-        if request.pools.is_empty()
-            && let Some(before) = exchanges.answer.take()
-        {
-            // Of pools it was not asked.
-            answer.pools = before.pools;
+        if let Some(before) = exchanges.answer.take() {
+            if before.counting_since_ms == answer.counting_since_ms && answer.mismatches > before.mismatches {
+                exchanges.mismatched_at = Some(Instant::now());
+            }
+            if request.pools.is_empty() {
+                // Of pools it was not asked.
+                answer.pools = before.pools;
+            }
         }
+        exchanges.says_pools |= !request.pools.is_empty() && !answer.standby;
         exchanges.answer = Some(answer);
         exchanges.problem = None;
         drop(exchanges);
-        let problem = differs(&self.fleet, &self.envoy);
-        self.complaints.retain(|complaint| problem == Some(complaint));
-        if let Some(problem) = problem.filter(|problem| self.complaints.insert((*problem).to_owned())) {
+        let problem = misconfigured(&self.fleet, &self.envoy);
+        self.complaints.retain(|complaint| problem.as_ref() == Some(complaint));
+        if let Some(problem) = problem.filter(|problem| self.complaints.insert(problem.clone())) {
             tracing::warn!("envoy {}: {problem}", self.envoy.url);
         }
     }
@@ -300,8 +308,41 @@ impl Session {
     }
 }
 
-/// What is wrong with an Envoy that is set up otherwise than most, so that it does not agree with them.
-pub(crate) fn differs(fleet: &Fleet, envoy: &Envoy) -> Option<&'static str> {
+/// How long a request that went to another address than the chosen one is a reason to say so.
+const MISMATCHED: Duration = Duration::from_secs(60);
+
+/// What is wrong with an Envoy that answers but routes nothing of what it is told, or is set up otherwise than most, so that it does not
+/// agree with them.
+pub(crate) fn misconfigured(fleet: &Fleet, envoy: &Envoy) -> Option<String> {
+    routes_nothing(fleet, envoy).or_else(|| mismatches(envoy).or_else(|| differs(fleet, envoy)).map(str::to_owned))
+}
+
+fn mismatches(envoy: &Envoy) -> Option<&'static str> {
+    let of_late = |at: &Instant| at.elapsed() < MISMATCHED;
+    envoy.exchanges().mismatched_at.filter(of_late).map(|_| {
+        "its cluster lacks an address that the collector has: requests for it went elsewhere within the last minute. Give both the same \
+         ip:port; Envoy's /clusters has those that it resolved"
+    })
+}
+
+fn routes_nothing(fleet: &Fleet, envoy: &Envoy) -> Option<String> {
+    let exchanges = envoy.exchanges();
+    let answer = exchanges.answer.as_ref().filter(|answer| exchanges.says_pools && !answer.standby && answer.pools.is_empty())?;
+    if answer.key_check.is_none() {
+        return Some(
+            "it takes snapshots, but no filter with `role: route` reads them: give that filter the vm_id of the one with `role: control`"
+                .to_owned(),
+        );
+    }
+    let pools: Vec<_> = fleet.pools.iter().map(|pool| format!("`{}`", pool.cluster)).collect();
+    Some(format!(
+        "it takes snapshots, but its filter has no pool of the names that it is told ({}): the filter's pools[].cluster, the collector's and \
+         the name of Envoy's cluster must be the same",
+        pools.join(", ")
+    ))
+}
+
+fn differs(fleet: &Fleet, envoy: &Envoy) -> Option<&'static str> {
     let (key_check, idle_s) = envoy.exchanges().answer.as_ref().map(|answer| (answer.key_check.clone(), answer.idle_s))?;
     if key_check.is_some() && key_check != fleet.of_most(|answer| answer.key_check.clone()) {
         return Some(

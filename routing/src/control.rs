@@ -106,7 +106,8 @@ impl<H: Host> Control<H> {
             more,
             missed,
             recall,
-            bindings_dropped: self.bindings_dropped()?,
+            bindings_dropped: self.errors(ErrorKind::BindingDropped)?,
+            mismatches: self.errors(ErrorKind::Mismatch)?,
             idle_s: shared.map(|shared| shared.idle_s),
             key_check: shared.map(|shared| format!("{:016x}", shared.key_check)),
             filter_version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -125,7 +126,7 @@ impl<H: Host> Control<H> {
             return Ok(None);
         }
         let Some(since_ms) = since::noted(&self.host)? else {
-            return Ok(Some("no filter with `role: route` has been configured yet"));
+            return Ok(Some("no filter with `role: route` and this vm_id has been configured yet"));
         };
         let now_ms = self.host.now_ms();
         let heard = self.host.read(POSITION_KEY)?.and_then(|stored| Position::read(&stored.bytes));
@@ -273,9 +274,9 @@ impl<H: Host> Control<H> {
         })
     }
 
-    fn bindings_dropped(&mut self) -> Result<u64, HostError> {
-        let dropped = self.errors.counter(&self.host, ErrorKind::BindingDropped)?;
-        self.host.value(dropped)
+    fn errors(&mut self, kind: ErrorKind) -> Result<u64, HostError> {
+        let counter = self.errors.counter(&self.host, kind)?;
+        self.host.value(counter)
     }
 
     /// Counts an exchange that came to nothing.

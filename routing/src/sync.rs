@@ -169,6 +169,9 @@ pub struct SyncAnswer {
     pub recall: Option<u32>,
     /// Homes that could not be noted in the journal, or of another Envoy's not in the table, since other threads wrote at every try.
     pub bindings_dropped: u64,
+    /// Requests that went to an address other than the chosen one at their first attempt: Envoy's cluster does not have it.
+    #[serde(default)]
+    pub mismatches: u64,
     /// Conversations are no longer held this many seconds after their last turn; absent before the filter routes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub idle_s: Option<u32>,

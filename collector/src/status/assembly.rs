@@ -12,7 +12,7 @@ use crate::capacity::{Capacity, tokens};
 use crate::endpoint::{Replica, whole_ms};
 use crate::fleet::{Envoy, Fleet, Pool, Source, now_ms};
 use crate::history::History;
-use crate::sync::differs;
+use crate::sync::misconfigured;
 
 // === impl Status ===
 
@@ -112,7 +112,7 @@ impl AffinityStatus {
 
 impl EnvoyStatus {
     fn of(fleet: &Fleet, envoy: &Envoy, now: Instant) -> Self {
-        let differs = differs(fleet, envoy).map(str::to_owned);
+        let misconfigured = misconfigured(fleet, envoy);
         let exchanges = envoy.exchanges().clone();
         let connected = exchanges.is_connected(now);
         let age = exchanges.answered_at.map(|at| now.duration_since(at));
@@ -126,7 +126,7 @@ impl EnvoyStatus {
             answered: exchanges.answered,
             failed: exchanges.failed,
             answer_age_ms: age.map(whole_ms),
-            problem: exchanges.problem.or(differs),
+            problem: exchanges.problem.or(misconfigured),
             bindings: exchanges.bindings,
             bindings_sent: exchanges.bindings_sent,
             sync_bytes: exchanges.bytes,

@@ -190,6 +190,8 @@ pub(crate) enum Behaviour {
     Obey,
     /// As the control role does of pools that admit by working set.
     Admit,
+    /// As the control role does where no filter routes the pools.
+    RouteNothing,
     /// As the control role does when it wants this bearer token.
     Want(&'static str),
     Refuse(u16, &'static str),
@@ -209,6 +211,8 @@ pub(crate) struct EnvoyState {
     behaviour: Mutex<Behaviour>,
     pub(crate) taken: Mutex<Vec<SyncRequest>>,
     pub(crate) asked: AtomicUsize,
+    /// Requests that it sent to other addresses than the chosen ones.
+    pub(crate) mismatches: AtomicU64,
     /// When it began to count; another time is another Envoy.
     pub(crate) since_ms: AtomicU64,
     /// Bindings of its next answer.
@@ -222,6 +226,7 @@ impl EnvoyState {
             behaviour: Mutex::new(behaviour),
             taken: Mutex::default(),
             asked: 0.into(),
+            mismatches: AtomicU64::default(),
             since_ms: 1_700_000_000_000.into(),
             tells: Mutex::default(),
             set_up: Mutex::new((None, 600)),
@@ -320,13 +325,17 @@ async fn sync(State(state): State<Arc<EnvoyState>>, headers: HeaderMap, body: By
         Behaviour::Refuse(status, body) => (StatusCode::from_u16(status).expect("a status"), body).into_response(),
         Behaviour::Say(text) => text.into_response(),
         Behaviour::Silence => std::future::pending().await,
-        Behaviour::Obey | Behaviour::Admit | Behaviour::Want(_) | Behaviour::Standby => {
+        Behaviour::Obey | Behaviour::RouteNothing | Behaviour::Admit | Behaviour::Want(_) | Behaviour::Standby => {
             let request: SyncRequest = serde_json::from_slice(&body).expect("a snapshot");
             let mut answer = answer(&request);
             answer.counting_since_ms = Some(state.since_ms.load(Ordering::SeqCst));
             answer.bindings = Bindings(std::mem::take(&mut *state.tells.lock().expect("a lock")));
             let (key_check, idle_s) = state.set_up.lock().expect("a lock").clone();
             (answer.key_check, answer.idle_s) = (key_check, Some(idle_s));
+            answer.mismatches = state.mismatches.load(Ordering::SeqCst);
+            if matches!(behaviour, Behaviour::RouteNothing) {
+                answer.pools.clear();
+            }
             if matches!(behaviour, Behaviour::Standby) {
                 answer.generation += 1;
                 answer.standby = true;

@@ -265,6 +265,30 @@ async fn an_envoy_that_is_set_up_otherwise_than_most_is_named_with_what_to_do() 
 }
 
 #[tokio::test]
+async fn an_envoy_that_routes_nothing_of_what_it_is_told_is_named_with_what_to_do() {
+    let replica = replica().await;
+    let [alone, named] = [FakeEnvoy::start(Behaviour::RouteNothing).await, FakeEnvoy::start(Behaviour::RouteNothing).await];
+    named.state.set_up_with("1", 600);
+    let (alone, named) = (format!("url: '{}'", alone.url()), format!("url: '{}'", named.url()));
+    let collector = run(&config(&[replica.address()], &envoys(&[&alone, &named]))).await;
+    let seen = collector.until_envoy(0, "no route filter", |envoy| says(&envoy["problem"], "give that filter the vm_id")).await;
+    assert_eq!(seen["connected"], true);
+    collector.until_envoy(1, "other names", |envoy| says(&envoy["problem"], "the filter's pools[].cluster")).await;
+}
+
+#[tokio::test]
+async fn an_envoy_whose_cluster_lacks_an_address_is_named_while_requests_go_elsewhere() {
+    let replica = replica().await;
+    let envoy = FakeEnvoy::start(Behaviour::Obey).await;
+    // Some that are long past.
+    envoy.state.mismatches.store(3, Ordering::SeqCst);
+    let collector = run(&config(&[replica.address()], &envoys(&[&format!("url: '{}'", envoy.url())]))).await;
+    collector.until_envoy(0, "some answers", |seen| seen["answered"].as_u64() > Some(3) && seen["problem"].is_null()).await;
+    envoy.state.mismatches.store(4, Ordering::SeqCst);
+    collector.until_envoy(0, "a mismatch", |seen| says(&seen["problem"], "its cluster lacks an address")).await;
+}
+
+#[tokio::test]
 async fn a_control_listener_may_be_a_unix_socket() {
     let replica = replica().await;
     let folder = tempfile::tempdir().expect("a folder");

@@ -10,7 +10,7 @@ use homing_routing::host::MemoryHost;
 use homing_routing::identity::{Conversation, Digest, Source};
 use homing_routing::policy::{Limit, Policy as PoolPolicy};
 use homing_routing::replica::ReplicaName;
-use homing_routing::router::{Held, Request, Router, Settings, Ticket, Verdict};
+use homing_routing::router::{Answer, Held, Request, Router, Settings, Ticket, Verdict};
 use homing_routing::sync::{Peers, PoolReport, ReplicaReport, ReplicaState, SYNC_VERSION, SyncRequest};
 
 use super::{Fleet, Policy, Routed, View};
