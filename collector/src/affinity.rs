@@ -6,11 +6,12 @@
 mod outbox;
 pub mod store;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
 use homing_routing::binding::Binding;
+use homing_routing::identity::Digest;
 use homing_routing::sync::MAX_BINDINGS;
 use tokio::sync::watch;
 
@@ -64,7 +65,7 @@ struct Held {
     binding: Binding,
     change: u64,
     teller: Teller,
-    /// Whether the store has it, or it is on its way there.
+    /// Whether the store has it: it was read there, or written.
     stored: bool,
 }
 
@@ -154,9 +155,7 @@ impl Affinity {
             if let Some(outbox) = outbox {
                 outbox.put(now);
             }
-            if (has_it || outbox.is_some())
-                && let Some(held) = known.by_digest.get_mut(&now.conversation.0)
-            {
+            if has_it && let Some(held) = known.by_digest.get_mut(&now.conversation.0) {
                 held.stored = true;
             }
         }
@@ -169,11 +168,31 @@ impl Affinity {
 
     /// Tells the store what it has not been told: what was learned while that was another collector's part, which has not done it.
     pub fn tell_store(&self) {
-        let Some(outbox) = &self.outbox else { return };
-        for held in self.known().by_digest.values_mut().filter(|held| !held.stored) {
-            outbox.put(held.binding);
-            held.stored = true;
+        if let Some(outbox) = &self.outbox {
+            outbox.is_behind();
         }
+    }
+
+    /// Notes that the store has these and nothing else.
+    pub(crate) fn store_has_only(&self, stored: &HashMap<Digest, Binding>) {
+        for held in self.known().by_digest.values_mut() {
+            held.stored = stored.get(&held.binding.conversation) == Some(&held.binding);
+        }
+    }
+
+    /// Notes that these were written to the store. One that has changed since is not there as it is.
+    pub(crate) fn were_written(&self, bindings: &[Binding]) {
+        let mut known = self.known();
+        for binding in bindings {
+            if let Some(held) = known.by_digest.get_mut(&binding.conversation.0) {
+                held.stored |= held.binding == *binding;
+            }
+        }
+    }
+
+    /// Every binding that the store does not have.
+    pub(crate) fn unstored(&self) -> Vec<Binding> {
+        self.known().by_digest.values().filter(|held| !held.stored).map(|held| held.binding).collect()
     }
 
     /// Keeps bindings for so many seconds after the last turn from now on.
@@ -187,6 +206,7 @@ impl Affinity {
     }
 
     /// Every binding, in the order of digests.
+    #[cfg(test)]
     pub(crate) fn all(&self) -> Vec<Binding> {
         self.known().by_digest.values().map(|held| held.binding).collect()
     }

@@ -54,6 +54,7 @@ async fn tell(State(shared): State<Changes>, Replica(name): Replica) -> Result<i
 
 async fn drain(_: MayChange, State(shared): State<Changes>, Replica(name): Replica) -> Result<Json<DrainStatus>, Refusal> {
     known(&shared.fleet, name)?;
+    heard(&shared.fleet)?;
     if shared.fleet.drains.update(|drained| drained.api.insert(name)) {
         tracing::info!("the API drains {name}");
     }
@@ -66,6 +67,7 @@ async fn undo(_: MayChange, State(shared): State<Changes>, Replica(name): Replic
         tracing::info!("the API drains {name} no more");
     } else {
         known(&shared.fleet, name)?;
+        heard(&shared.fleet)?;
     }
     Ok(Json(DrainStatus::of(&shared.fleet, name)))
 }
@@ -75,6 +77,17 @@ fn known(fleet: &Fleet, name: ReplicaName) -> Result<(), Refusal> {
         return Ok(());
     }
     Err(Refusal(StatusCode::NOT_FOUND, format!("no pool has a replica {name}; GET /api/v1/pools lists them")))
+}
+
+/// Refuses where nothing would come of it: every Envoy that answers takes what another collector says. What this one's API was told
+/// stays with it.
+fn heard(fleet: &Fleet) -> Result<(), Refusal> {
+    if !fleet.stands_by(Instant::now()) {
+        return Ok(());
+    }
+    let message = "this collector stands by: the Envoys take what another one says, which does not know of drains made here. Ask that \
+                   one; where both are behind one Service, name its pod, or use the drain_file, which both read";
+    Err(Refusal(StatusCode::CONFLICT, message.to_owned()))
 }
 
 // === impl DrainStatus ===

@@ -24,7 +24,7 @@ pub struct Capacity {
     pub typical_context_tokens: u64,
     /// Tokens of all of them; an estimate, and too high by what they have in common.
     pub context_tokens: u64,
-    /// Tokens that the caches of the replicas that are up take together.
+    /// Tokens that the caches of the replicas that are up and awake take together.
     pub cache_tokens: u64,
     /// [`Capacity::context_tokens`] divided by [`Capacity::cache_tokens`]; 1 is full.
     pub usage: f64,

@@ -93,6 +93,8 @@ pub struct PoolConfig {
     pub cluster: String,
     /// The most sequences each engine runs at once, since vLLM reports it nowhere.
     pub max_num_seqs: Option<u32>,
+    /// The most engines of one endpoint that are replicas.
+    pub max_ranks: u32,
     /// What its endpoints ask for as `Authorization: Bearer`, if they ask.
     pub token: Option<TokenSource>,
     /// How its endpoints are reached over TLS; without it they are reached over plain HTTP.

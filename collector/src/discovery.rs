@@ -86,7 +86,7 @@ async fn follow_file(fleet: Arc<Fleet>, (pool, source): (usize, usize), path: st
     let mut problem = None;
     let mut looked_up = Instant::now();
     loop {
-        let has_names = targets.iter().flatten().any(Target::is_name);
+        let has_names = targets.iter().flatten().any(|target: &Target| target.name().is_some());
         tokio::select! {
             content = file.changed() => match content.and_then(|content| read_targets(&content)) {
                 Ok(read) => (targets, problem) = (Some(read), None),

@@ -37,9 +37,16 @@ pub struct Drained {
     pub file: BTreeSet<ReplicaName>,
     /// What is wrong with the drain file.
     pub file_problem: Option<String>,
+    /// Whether there is a drain file that was not read yet, well or badly.
+    pub awaits_file: bool,
 }
 
 impl Drains {
+    /// Nothing was said yet; `has_file` tells whether a drain file will say something.
+    pub fn new(has_file: bool) -> Self {
+        Self(RwLock::new(Drained { awaits_file: has_file, ..Drained::default() }))
+    }
+
     /// What was said. Do not wait for anything while holding it.
     pub fn read(&self) -> RwLockReadGuard<'_, Drained> {
         self.0.read().unwrap_or_else(std::sync::PoisonError::into_inner)
@@ -50,8 +57,8 @@ impl Drains {
         change(&mut self.0.write().unwrap_or_else(std::sync::PoisonError::into_inner))
     }
 
-    /// Follows the drain file for ever. While it cannot be read, what it last said holds.
-    pub(crate) async fn follow(&self, path: &Path) {
+    /// Follows the drain file for ever, and tells whenever it was read. While it cannot be, what it last said holds.
+    pub(crate) async fn follow(&self, path: &Path, was_read: impl Fn()) {
         let mut file = WatchedFile::new(path);
         loop {
             let names = file.changed().await.and_then(|content| read_names(&content));
@@ -60,10 +67,14 @@ impl Drains {
                 Ok(names) => tracing::info!("drain file {name}: {} replicas", names.len()),
                 Err(problem) => tracing::warn!("drain file {name}: {problem}; what it said last still holds"),
             }
-            self.update(|drained| match names {
-                Ok(names) => (drained.file, drained.file_problem) = (names, None),
-                Err(problem) => drained.file_problem = Some(problem),
+            self.update(|drained| {
+                drained.awaits_file = false;
+                match names {
+                    Ok(names) => (drained.file, drained.file_problem) = (names, None),
+                    Err(problem) => drained.file_problem = Some(problem),
+                }
             });
+            was_read();
         }
     }
 }
@@ -118,7 +129,7 @@ mod tests {
     #[test]
     fn everyone_who_drains_a_replica_is_named() {
         let replica = name("10.0.0.1:80");
-        let mut drained = Drained { api: [replica].into(), file: [replica].into(), file_problem: None };
+        let mut drained = Drained { api: [replica].into(), file: [replica].into(), ..Drained::default() };
         assert_eq!(drained.by(replica, true), [DrainedBy::Configuration, DrainedBy::File, DrainedBy::Api]);
         drained.api.clear();
         assert_eq!(drained.by(replica, false), [DrainedBy::File]);

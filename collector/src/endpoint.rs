@@ -43,11 +43,25 @@ pub enum ScrapeFailure {
     NotVllm,
 }
 
+/// Engines of an endpoint that are no replicas, and what to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "it reports {count} engines, of which the first {allowed} are replicas; if it has as many ranks as that, raise pools[].max_ranks"
+)]
+pub struct TooManyRanks {
+    /// How many it reports.
+    pub count: usize,
+    /// How many may be replicas.
+    pub allowed: usize,
+}
+
 /// One endpoint: a vLLM server with one engine or several.
 #[derive(Debug)]
 pub struct Endpoint {
     config: EndpointConfig,
+    max_ranks: usize,
     engines: Vec<Engine>,
+    too_many: Option<TooManyRanks>,
     down: bool,
     failures: u32,
     failure: Option<ScrapeFailure>,
@@ -73,6 +87,8 @@ pub struct Replica {
     pub metrics: EngineMetrics,
     /// Why the endpoint's last poll failed, if it did.
     pub failure: Option<ScrapeFailure>,
+    /// Whether its endpoint reports more engines than may be replicas.
+    pub too_many: Option<TooManyRanks>,
     /// Who drains it.
     pub drained_by: Vec<DrainedBy>,
     /// How often the endpoint restarted.
@@ -85,6 +101,12 @@ impl Replica {
     /// Whether the count of prompt tokens is its engine's, which was read and tells it.
     pub(crate) fn counts_prompt_tokens(&self) -> bool {
         self.report.age_ms.is_some() && !self.metrics.missing.contains(Missing::PROMPT_TOKENS)
+    }
+
+    /// What is wrong with it, and what to do.
+    pub(crate) fn problem(&self) -> Option<String> {
+        let failure = self.failure.as_ref().map(ToString::to_string);
+        failure.or_else(|| self.too_many.map(|too_many| too_many.to_string()))
     }
 }
 
@@ -120,11 +142,13 @@ fn status_advice(status: u16) -> &'static str {
 // === impl Endpoint ===
 
 impl Endpoint {
-    /// An endpoint that was never reached: one replica, down.
-    pub fn new(config: EndpointConfig) -> Self {
+    /// An endpoint that was never reached: one replica, down. It says itself how many engines it has; of those the first `max_ranks` are
+    /// replicas, or it could have as large a share of the pool's requests as it likes.
+    pub fn new(config: EndpointConfig, max_ranks: usize) -> Self {
         let replica = ReplicaName::endpoint(config.address);
         let engine = Engine { label: 0, replica, metrics: EngineMetrics::default(), hit_rate: HitRate::default() };
-        Self { config, engines: vec![engine], down: true, failures: 0, failure: None, read_at: None, restarts: 0 }
+        let engines = vec![engine];
+        Self { config, max_ranks, engines, too_many: None, down: true, failures: 0, failure: None, read_at: None, restarts: 0 }
     }
 
     /// Where it is.
@@ -141,6 +165,11 @@ impl Endpoint {
     /// Why the last poll failed, if it did.
     pub fn failure(&self) -> Option<&ScrapeFailure> {
         self.failure.as_ref()
+    }
+
+    /// Whether it last reported more engines than may be replicas.
+    pub fn too_many(&self) -> Option<TooManyRanks> {
+        self.too_many
     }
 
     /// The replicas there.
@@ -166,7 +195,7 @@ impl Endpoint {
         let Some(first) = engines.keys().next().copied() else { return self.failed(ScrapeFailure::NotVllm) };
         let mut before = std::mem::take(&mut self.engines);
         let mut restarted = false;
-        for (&label, &metrics) in engines {
+        for (&label, &metrics) in engines.iter().take(self.max_ranks) {
             let rank = match (engines.len(), u16::try_from(label - first)) {
                 (1, _) => None,
                 (_, Ok(rank)) => Some(rank),
@@ -180,6 +209,8 @@ impl Endpoint {
             restarted |= hit_rate.observe(now, metrics.prompt_cache);
             self.engines.push(Engine { label, replica, metrics, hit_rate });
         }
+        let (count, allowed) = (engines.len(), self.max_ranks);
+        self.too_many = (count > allowed).then_some(TooManyRanks { count, allowed });
         // One server is one restart, however many ranks it has.
         self.restarts += u64::from(restarted);
         self.read_at = Some(now);
@@ -218,6 +249,7 @@ impl Endpoint {
             },
             metrics: engine.metrics,
             failure: self.failure.clone(),
+            too_many: self.too_many,
             drained_by: drained.by(engine.replica, self.config.drain),
             restarts: self.restarts,
         })
@@ -248,7 +280,7 @@ mod tests {
     use tokio::time::advance;
 
     fn endpoint(drain: bool) -> Endpoint {
-        Endpoint::new(EndpointConfig { address: "10.0.0.1:8000".parse().expect("an address"), drain })
+        Endpoint::new(EndpointConfig { address: "10.0.0.1:8000".parse().expect("an address"), drain }, 4)
     }
 
     fn engines(labels: &[u32]) -> Engines {
@@ -370,6 +402,20 @@ mod tests {
         assert_eq!(names, [("10.0.0.1:8000#0".to_owned(), 3), ("10.0.0.1:8000#1".to_owned(), 4)]);
         endpoint.failed(ScrapeFailure::Refused);
         assert_eq!(endpoint.names().count(), 2, "the ranks are known while the endpoint is down");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn engines_beyond_the_allowed_ones_are_no_replicas_and_the_others_say_so() {
+        let mut endpoint = endpoint(false);
+        endpoint.read(Instant::now(), &engines(&[7, 6, 5, 4, 3, 2, 60_000]));
+        let replicas: Vec<_> = endpoint.replicas(Instant::now(), 32, &Drained::default()).collect();
+        assert_eq!(replicas.iter().map(|replica| replica.report.running).collect::<Vec<_>>(), [3, 4, 5, 6], "by order of label");
+        for replica in replicas {
+            let problem = replica.problem().expect("a problem");
+            assert!(problem.contains("7 engines") && problem.contains("max_ranks"), "{problem}");
+        }
+        endpoint.read(Instant::now(), &engines(&[2, 3, 4, 5]));
+        assert_eq!(endpoint.replicas(Instant::now(), 32, &Drained::default()).find_map(|replica| replica.problem()), None);
     }
 
     #[tokio::test(start_paused = true)]

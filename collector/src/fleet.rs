@@ -6,6 +6,7 @@
 mod anything;
 mod envoys;
 mod pool;
+mod shares;
 mod source;
 
 use std::collections::HashMap;
@@ -24,6 +25,7 @@ use self::envoys::Envoys;
 pub use self::envoys::{Envoy, Exchanges};
 use self::pool::Counted;
 pub use self::pool::{Pool, SharedEndpoint};
+use self::shares::Shares;
 pub use self::source::{Source, SourceState};
 use crate::affinity::Affinity;
 use crate::affinity::store::StoreLink;
@@ -42,6 +44,8 @@ pub struct Fleet {
     /// The pools, in the configuration's order.
     pub pools: Vec<Pool>,
     envoys: Envoys,
+    /// What the Envoys have at the replicas.
+    shares: Mutex<Shares>,
     /// What drains, beside what the configuration says.
     pub drains: Arc<Drains>,
     /// The conversations' homes.
@@ -50,7 +54,7 @@ pub struct Fleet {
     pub store: Option<Arc<StoreLink>>,
     /// When this collector started.
     started: Instant,
-    /// Told when endpoints came or went, or when the state of one became known.
+    /// Told when endpoints came or went, when the state of one became known, or when the drain file was read.
     changes: watch::Sender<()>,
 }
 
@@ -59,12 +63,13 @@ pub struct Fleet {
 impl Fleet {
     /// The fleet of a configuration, of which nothing is known yet.
     pub fn new(config: &Config) -> Self {
-        let drains = Arc::new(Drains::default());
+        let drains = Arc::new(Drains::new(config.drain_file.is_some()));
         let pools = config.pools.iter().map(|pool| Pool::new(pool, Arc::clone(&drains))).collect();
         Self {
             generation: now_ms(),
             pools,
             envoys: Envoys::new(&config.envoys),
+            shares: Mutex::default(),
             drains,
             affinity: Arc::new(Affinity::new(config.affinity.is_some())),
             store: config.affinity.as_ref().map(|store| Arc::new(StoreLink::new(store))),
@@ -98,25 +103,27 @@ impl Fleet {
         self.envoys.reconcile()
     }
 
-    /// Notes that endpoints came or went, or that the state of one became known.
+    /// Notes that endpoints came or went, that the state of one became known, or that the drain file was read.
     pub(crate) fn changed(&self) {
         self.changes.send_replace(());
     }
 
-    /// Waits until every source of endpoints was asked and every endpoint's state is known. What is known before says that replicas
-    /// are down or gone which were only not asked yet.
+    /// Waits until every source of endpoints was asked, every endpoint's state is known and the drain file was read. What is known before
+    /// says that replicas are down or gone which were only not asked yet, and that those are ready which drain.
     pub(crate) async fn settled(&self) {
+        let is_settled = || !self.drains.read().awaits_file && self.pools.iter().all(Pool::is_settled);
         // The sender is this fleet's own, so it is not closed while this waits.
-        let _ = self.changes.subscribe().wait_for(|()| self.pools.iter().all(Pool::is_settled)).await;
+        let _ = self.changes.subscribe().wait_for(|()| is_settled()).await;
     }
 
     /// What an Envoy is sent: the state of every pool at `now`.
     ///
     /// A pool of which no replica was ever found, because its sources failed, is left out: an Envoy then keeps what it has.
     pub fn snapshot(&self, envoy: &Envoy, sequence: u64, now: Instant) -> SyncRequest {
+        let mut peers = self.peers(envoy, now);
         let pools = self.pools.iter().filter(|pool| pool.is_known()).map(|pool| {
             let mut replicas = pool.replicas(now);
-            let peers = self.peers(envoy, &pool.cluster, now);
+            let peers = peers.remove(pool.cluster.as_str()).unwrap_or_default();
             for replica in &mut replicas {
                 replica.report.peers = peers.get(&replica.report.replica).copied().unwrap_or_default();
             }
@@ -138,23 +145,12 @@ impl Fleet {
         SyncRequest { version: SYNC_VERSION, generation: self.generation, sequence, now_ms: now_ms(), ..SyncRequest::default() }
     }
 
-    /// What the other Envoys have at the replicas of a pool, as far as they answered lately. What an Envoy has that does not answer is
-    /// found in the engines' figures.
-    fn peers(&self, asks: &Envoy, cluster: &str, now: Instant) -> HashMap<ReplicaName, Peers> {
-        let mut peers: HashMap<_, Peers> = HashMap::new();
-        for envoy in self.envoys().iter().filter(|other| other.number != asks.number) {
-            let exchanges = envoy.exchanges();
-            if !exchanges.is_connected(now) {
-                continue;
-            }
-            let pools = exchanges.answer.iter().flat_map(|answer| &answer.pools);
-            for replica in pools.filter(|pool| pool.cluster == cluster).flat_map(|pool| &pool.replicas) {
-                let seen = peers.entry(replica.replica).or_default();
-                seen.in_flight = seen.in_flight.saturating_add(u32::try_from(replica.in_flight).unwrap_or(u32::MAX));
-                seen.own = seen.own.saturating_add(u32::try_from(replica.own).unwrap_or(u32::MAX));
-            }
-        }
-        peers
+    /// What the other Envoys have at the replicas of each pool, as far as they answered lately.
+    fn peers(&self, asks: &Envoy, now: Instant) -> HashMap<&str, HashMap<ReplicaName, Peers>> {
+        let envoys = self.envoys();
+        let mut shares = lock(&self.shares);
+        shares.update(&envoys, now);
+        self.pools.iter().map(|pool| (pool.cluster.as_str(), shares.of_others(asks.number, &pool.cluster))).collect()
     }
 
     /// Whether nothing more can be learned of homes, before a hand-over to an Envoy ends: the store and every other Envoy have been
@@ -165,6 +161,18 @@ impl Fleet {
         let others = envoys.iter().filter(|other| other.number != asks.number);
         let read = others.map(|envoy| envoy.exchanges()).all(|envoy| envoy.is_read || envoy.problem.is_some());
         is_late || (read && self.envoys.all_asked() && self.affinity.is_loaded())
+    }
+
+    /// Whether another collector works and this one stands by: Envoys are connected, and all of them take the other's snapshots.
+    pub(crate) fn stands_by(&self, now: Instant) -> bool {
+        let mut standby = None;
+        for envoy in self.envoys() {
+            let exchanges = envoy.exchanges();
+            if let Some(answer) = exchanges.answer.as_ref().filter(|_| exchanges.is_connected(now)) {
+                standby = Some(standby.unwrap_or(true) && answer.standby);
+            }
+        }
+        standby.unwrap_or(false)
     }
 
     /// Keeps conversations' homes as long as that Envoy does which keeps them the longest, of those that there are now.

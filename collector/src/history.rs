@@ -1,10 +1,12 @@
-//! The last hour of every pool and replica, in steps of five seconds. Memory is bounded: 720 steps of 16 bytes a replica.
+//! The last hour of every pool and replica, in steps of five seconds. Memory is bounded: 720 steps of 16 bytes a replica, and of replicas
+//! that are gone no more than a pool may have.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use homing_routing::replica::ReplicaName;
+use homing_routing::sync::MAX_REPLICAS;
 use serde::{Serialize, Serializer};
 use tokio::time::{Instant, MissedTickBehavior};
 
@@ -45,6 +47,8 @@ struct Track {
     last: Option<Reading>,
     /// One point a step, the newest last.
     points: VecDeque<Point>,
+    /// For how many steps it has been gone.
+    gone: usize,
 }
 
 /// What one reading says of a replica: counters since its engine started.
@@ -155,7 +159,8 @@ impl History {
                 track.step(there.get(name).copied(), now);
             }
             // One that left the pool is forgotten when nothing of it is left in the hour.
-            tracks.retain(|name, track| there.contains_key(name) || track.points.iter().any(Point::is_known));
+            tracks.retain(|_, track| track.gone == 0 || track.points.iter().any(Point::is_known));
+            forget_the_longest_gone(tracks);
         }
     }
 
@@ -217,12 +222,23 @@ impl History {
     }
 }
 
+/// Of replicas that are gone, at most [`MAX_REPLICAS`] are kept: an endpoint whose ranks have other names at every poll would fill the
+/// memory.
+fn forget_the_longest_gone(tracks: &mut BTreeMap<ReplicaName, Track>) {
+    let mut gone: Vec<_> = tracks.iter().filter(|(_, track)| track.gone > 0).map(|(name, track)| (track.gone, *name)).collect();
+    gone.sort_unstable();
+    for (_, name) in gone.into_iter().skip(MAX_REPLICAS) {
+        tracks.remove(&name);
+    }
+}
+
 // === impl Track ===
 
 impl Track {
     /// Adds the step that ended at `now`; without a status the replica is gone.
     fn step(&mut self, status: Option<&ReplicaStatus>, now: Instant) {
         let mut point = Point::UNKNOWN;
+        self.gone = if status.is_some() { 0 } else { self.gone + 1 };
         if let Some(status) = status {
             point.in_flight = status.in_flight.map_or(f32::NAN, |count| count as f32);
             if let Some(reading) = Reading::of(status, now) {

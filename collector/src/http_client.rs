@@ -74,6 +74,11 @@ impl Bearer {
     }
 }
 
+/// Whether an answer may mean that the token is not the right one: some say 403 to a token that they do not know.
+pub(crate) fn refuses_token(status: u16) -> bool {
+    matches!(status, 401 | 403)
+}
+
 /// Whether nothing listens where the request went.
 pub(crate) fn is_refused(error: &(dyn Error + 'static)) -> bool {
     causes(error)

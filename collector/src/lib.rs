@@ -22,6 +22,7 @@ pub mod hit_rate;
 pub mod http;
 mod http_client;
 pub mod scrape;
+mod server;
 pub mod status;
 pub mod sync;
 pub mod telemetry;
@@ -97,8 +98,8 @@ impl Collector {
 
         let mut tasks = JoinSet::new();
         if let Some(path) = config.drain_file.clone() {
-            let drains = Arc::clone(&fleet.drains);
-            tasks.spawn(async move { drains.follow(&path).await });
+            let fleet = Arc::clone(&fleet);
+            tasks.spawn(async move { fleet.drains.follow(&path, || fleet.changed()).await });
         }
         for (pool, scraper) in scrapers {
             tasks.spawn(discovery::run(Arc::clone(&fleet), pool, scraper, lookup.clone()));
@@ -114,11 +115,7 @@ impl Collector {
         tasks.spawn(console::publish(Arc::clone(&live)));
         let changes = Changes { fleet, token: config.api.clone() };
         let router = http::router(live, telemetry, changes, config.allowed_hosts.clone());
-        tasks.spawn(async move {
-            if let Err(error) = axum::serve(listener, router).await {
-                tracing::error!("the collector's HTTP server ended: {error}");
-            }
-        });
+        tasks.spawn(server::serve(listener, router, server::MAX_CONNECTIONS));
         Ok(Self { address, tasks })
     }
 

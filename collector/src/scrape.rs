@@ -15,7 +15,7 @@ use self::client::ScrapeClient;
 use crate::endpoint::ScrapeFailure;
 use crate::fleet::{Fleet, Pool, SharedEndpoint, lock};
 use crate::telemetry::Telemetry;
-use crate::vllm::{Missing, read_engines};
+use crate::vllm::{MAX_ENGINES, Missing, read_engines};
 
 /// What polls the endpoints of one pool.
 #[derive(Clone, Debug)]
@@ -72,34 +72,48 @@ impl Scraper {
 #[derive(Default)]
 struct Log {
     states: Vec<(ReplicaName, ReplicaState)>,
+    has_too_many: bool,
     missing: HashSet<ReplicaName>,
 }
 
 impl Log {
     fn after_poll(&mut self, pool: &Pool, endpoint: &SharedEndpoint) {
-        let (states, missing, reason) = {
+        let (address, states, missing, reason, too_many) = {
             let endpoint = lock(endpoint);
-            (pool.states(&endpoint), endpoint.missing().collect::<Vec<_>>(), endpoint.failure().map(ToString::to_string))
+            let (address, missing) = (endpoint.config().address, endpoint.missing().collect::<Vec<_>>());
+            (address, pool.states(&endpoint), missing, endpoint.failure().map(ToString::to_string), endpoint.too_many())
         };
+        if let Some(too_many) = too_many.filter(|_| !self.has_too_many) {
+            tracing::warn!("pool {}: {address}: {too_many}", pool.cluster);
+        }
+        self.has_too_many = too_many.is_some();
         for (replica, missing) in missing {
             self.missing(&pool.cluster, replica, missing);
         }
         if states != self.states {
-            log_states(&pool.cluster, &states, &reason.unwrap_or_default());
+            log_states(&pool.cluster, changed(&self.states, &states), &reason.unwrap_or_default());
             pool.warn_of_too_many();
             self.states = states;
         }
     }
 
-    /// Once a replica: an old vLLM stays as it is.
+    /// Once a replica: an old vLLM stays as it is. One whose ranks have other names at every poll is not logged for ever.
     fn missing(&mut self, cluster: &str, replica: ReplicaName, missing: Missing) {
-        if !missing.is_empty() && self.missing.insert(replica) {
+        if !missing.is_empty() && self.missing.len() < MAX_ENGINES && self.missing.insert(replica) {
             tracing::warn!("pool {cluster}: {replica} reports no {missing}; what it means is then unknown, see the console");
         }
     }
 }
 
-fn log_states(cluster: &str, states: &[(ReplicaName, ReplicaState)], reason: &str) {
+/// The replicas whose state is another than before, or that were not there.
+fn changed<'a>(
+    before: &'a [(ReplicaName, ReplicaState)],
+    now: &'a [(ReplicaName, ReplicaState)],
+) -> impl Iterator<Item = &'a (ReplicaName, ReplicaState)> {
+    now.iter().filter(|state| !before.contains(state))
+}
+
+fn log_states<'a>(cluster: &str, states: impl Iterator<Item = &'a (ReplicaName, ReplicaState)>, reason: &str) {
     for (replica, state) in states {
         match state {
             ReplicaState::Ready => tracing::info!("pool {cluster}: {replica} is ready"),
@@ -107,5 +121,18 @@ fn log_states(cluster: &str, states: &[(ReplicaName, ReplicaState)], reason: &st
             ReplicaState::Asleep => tracing::warn!("pool {cluster}: {replica} sleeps; wake it up or take it out"),
             ReplicaState::Down => tracing::warn!("pool {cluster}: {replica} is down: {reason}"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_ranks_whose_state_is_another_are_logged() {
+        let rank = |rank, state| (ReplicaName { address: ([10, 0, 0, 1], 80).into(), rank: Some(rank) }, state);
+        let before = [rank(0, ReplicaState::Ready), rank(1, ReplicaState::Ready)];
+        let now = [rank(0, ReplicaState::Ready), rank(1, ReplicaState::Asleep), rank(2, ReplicaState::Ready)];
+        assert_eq!(changed(&before, &now).copied().collect::<Vec<_>>(), [now[1], now[2]]);
     }
 }

@@ -146,7 +146,7 @@ pub struct ReplicaStatus {
     pub active_context_tokens: Option<u64>,
     /// Requests that ended there, by outcome.
     pub requests: OutcomeCounts,
-    /// Why the last poll failed, if it did.
+    /// Why the last poll failed, if it did, or what is wrong with what it brought.
     pub problem: Option<String>,
     /// Who drains it.
     pub drained_by: Vec<DrainedBy>,
@@ -170,7 +170,7 @@ pub struct AffinityStatus {
 pub struct StoreStatus {
     /// Where it is, without a password.
     pub url: String,
-    /// Whether it answers.
+    /// Whether it takes what it is told.
     pub up: bool,
     /// What is wrong with it now, and what to do.
     pub problem: Option<String>,
@@ -195,11 +195,11 @@ pub struct EnvoyStatus {
     pub filter_version: String,
     /// Since when it counts requests, in milliseconds since 1970.
     pub counting_since_ms: Option<u64>,
-    /// Snapshots it took.
+    /// Exchanges that it answered: with a snapshot or with homes alone, and also while it stands by.
     pub answered: u64,
-    /// Snapshots it did not take.
+    /// Exchanges that failed.
     pub failed: u64,
-    /// Milliseconds since its last answer, which is the age of the snapshot it holds; absent before the first.
+    /// Milliseconds since its last answer; absent before the first.
     pub answer_age_ms: Option<u64>,
     /// What is wrong with it now, and what to do.
     pub problem: Option<String>,

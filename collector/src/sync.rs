@@ -17,7 +17,7 @@ use crate::config::{ControlUrl, EnvoyConfig, EnvoyPlace};
 use crate::control_client::{self, ControlClient, ControlConnector};
 use crate::endpoint::whole_ms;
 use crate::fleet::{Envoy, Fleet, now_ms};
-use crate::http_client::Bearer;
+use crate::http_client::{Bearer, refuses_token};
 use crate::telemetry::Telemetry;
 use crate::text::one_line;
 
@@ -140,7 +140,7 @@ struct Control {
 }
 
 impl Control {
-    /// One exchange. After a 401 the token is read again, since a token file may have been changed.
+    /// One exchange. After a 401 or 403 the token is read again, since a token file may have been changed.
     ///
     /// Returns the answer, and the bytes of both sides.
     async fn exchange(&mut self, request: &SyncRequest) -> Result<(SyncAnswer, [u64; 2]), SyncFailure> {
@@ -151,7 +151,7 @@ impl Control {
         let sent = body.len() as u64;
         let exchange = self.client.post(body, self.bearer.header(), MAX_SYNC_BYTES);
         let (status, answer) = tokio::time::timeout(SYNC_TIMEOUT, exchange).await.map_err(|_| SyncFailure::Timeout)??;
-        if status == StatusCode::UNAUTHORIZED {
+        if refuses_token(status.as_u16()) {
             self.bearer.read_again().map_err(SyncFailure::Token)?;
         }
         if status != StatusCode::OK {
@@ -362,8 +362,8 @@ fn differs(fleet: &Fleet, envoy: &Envoy) -> Option<&'static str> {
 /// Pushes snapshots to an Envoy of the fleet for ever, one every `interval`, and between them what others told of
 /// conversations.
 ///
-/// It begins when every source of endpoints was asked and every endpoint's state is known, or a collector that restarts would tell a
-/// running Envoy that replicas are down.
+/// It begins when every source of endpoints was asked, every endpoint's state is known and the drain file was read, or a collector that
+/// restarts would tell a running Envoy that replicas are down, or ready which drain.
 /// An Envoy that is new or restarted is handed everything over that is known of conversations.
 pub(crate) async fn run(fleet: Arc<Fleet>, envoy: Arc<Envoy>, access: Access, interval: Duration, telemetry: Arc<Telemetry>) {
     let telemetry = telemetry.envoy(&envoy.url.to_string());

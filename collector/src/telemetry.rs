@@ -95,8 +95,12 @@ impl Telemetry {
         registry.register("scrapes", "Polls of an endpoint", scrapes.clone());
         registry.register("scrape_failures", "Polls of an endpoint that brought nothing, by reason", scrape_failures.clone());
         registry.register("scrape_duration_seconds", "The time a poll took, failed ones included", scrape_seconds.clone());
-        registry.register("sync_exchanges", "Snapshots sent to an Envoy", exchanges.clone());
-        registry.register("sync_failures", "Snapshots that an Envoy did not take, by reason", sync_failures.clone());
+        registry.register(
+            "sync_exchanges",
+            "Exchanges with an Envoy, with a snapshot or with conversations' homes alone",
+            exchanges.clone(),
+        );
+        registry.register("sync_failures", "Exchanges that failed, by reason", sync_failures.clone());
         registry.register_collector(Box::new(Shown { fleet, live }));
         Self { registry, scrapes, scrape_failures, scrape_seconds, exchanges, sync_failures }
     }

@@ -2,14 +2,14 @@
 
 use std::collections::VecDeque;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use homing_routing::binding::Binding;
 use tokio::sync::Notify;
 
 use crate::fleet::lock;
 
-/// The most bindings that wait; of more the oldest are dropped. When the store is back, all that it does not have is written anyway.
+/// The most bindings that wait; of more the oldest are dropped. All that the store does not have is then looked for and written.
 const MAX_WAITING: usize = 65_536;
 
 /// Bindings on their way to the store.
@@ -18,6 +18,8 @@ pub(crate) struct Outbox {
     waiting: Mutex<VecDeque<Binding>>,
     arrived: Notify,
     dropped: AtomicU64,
+    /// Whether the store lacks more than what waits.
+    behind: AtomicBool,
 }
 
 impl Outbox {
@@ -26,6 +28,7 @@ impl Outbox {
         let mut waiting = lock(&self.waiting);
         if waiting.len() >= MAX_WAITING {
             waiting.pop_front();
+            self.behind.store(true, Ordering::Relaxed);
             self.dropped.fetch_add(1, Ordering::Relaxed);
         }
         waiting.push_back(binding);
@@ -38,6 +41,21 @@ impl Outbox {
         let mut waiting = lock(&self.waiting);
         let count = waiting.len().min(limit);
         waiting.drain(..count).collect()
+    }
+
+    /// Has all written that the store does not have.
+    pub(crate) fn is_behind(&self) {
+        self.behind.store(true, Ordering::Relaxed);
+        self.arrived.notify_one();
+    }
+
+    /// Whether all is to be written that the store does not have. What waits is a part of that and waits no longer.
+    pub(crate) fn take_behind(&self) -> bool {
+        let was_behind = self.behind.swap(false, Ordering::Relaxed);
+        if was_behind {
+            lock(&self.waiting).clear();
+        }
+        was_behind
     }
 
     /// Waits until something arrives; it may have been taken since.
@@ -68,5 +86,6 @@ mod tests {
         assert_eq!(outbox.dropped(), 3);
         assert_eq!(outbox.take(2), [binding(3), binding(4)]);
         assert_eq!(outbox.take(usize::MAX).len(), MAX_WAITING - 2);
+        assert_eq!([outbox.take_behind(), outbox.take_behind()], [true, false], "all is to be looked for once");
     }
 }

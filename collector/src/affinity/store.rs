@@ -5,7 +5,7 @@
 //!
 //! At every connection all keys are read, then what is known and not there is written, and the stream is read on from where it stood. So
 //! nothing has to be remembered over a connection that breaks, and a server that lost its data gets it again. Nobody waits for the store:
-//! what it is told goes through the bounded outbox.
+//! what it is told goes through the bounded outbox. It counts as up once it has taken what it did not have.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -30,8 +30,9 @@ const TIMEOUT: Duration = Duration::from_secs(1);
 /// How long the server waits for an entry of the stream before it says that there is none.
 const BLOCK: Duration = Duration::from_secs(1);
 
-/// The pause before the next attempt at a store that failed.
+/// The pause before the next attempt at a store that failed. Every one that fails too doubles it: at each, all keys are read.
 const RETRY: Duration = Duration::from_millis(500);
+const MAX_RETRY: Duration = Duration::from_secs(30);
 
 /// Bindings that are written at once, and keys that are read at once.
 const WRITTEN: usize = 256;
@@ -53,7 +54,7 @@ pub struct StoreLink {
 /// Why the store is not used now.
 #[derive(Debug, thiserror::Error)]
 enum StoreError {
-    #[error("the store cannot be used ({0}); is affinity.store right, and does the server run?")]
+    #[error("the store cannot be used ({0}); is affinity.store right, does the server run, and does it take writes?")]
     Redis(#[from] RedisError),
     #[error("{0}")]
     Config(String),
@@ -81,19 +82,23 @@ impl StoreLink {
     }
 
     fn is_up(&self) {
-        self.up.store(true, Ordering::Relaxed);
+        if self.up.swap(true, Ordering::Relaxed) {
+            return;
+        }
         *lock(&self.problem) = None;
         tracing::info!("conversations' homes are kept in {}", self.config);
     }
 
-    fn is_down(&self, error: &StoreError) {
-        self.up.store(false, Ordering::Relaxed);
+    /// Returns whether it was up until now.
+    fn is_down(&self, error: &StoreError) -> bool {
+        let was_up = self.up.swap(false, Ordering::Relaxed);
         let text = error.to_string();
         let mut problem = lock(&self.problem);
         if problem.is_none() {
             tracing::warn!("{}: {text}", self.config);
         }
         *problem = Some(text);
+        was_up
     }
 
     fn client(&self) -> Result<Client, StoreError> {
@@ -115,10 +120,14 @@ impl StoreLink {
 
 /// Keeps the store and what is known alike, for ever. `writer` tells this collector from others.
 pub(crate) async fn run(affinity: Arc<Affinity>, link: Arc<StoreLink>, writer: u64) {
+    let mut pause = RETRY;
     loop {
         let Err(error) = session(&affinity, &link, writer).await;
-        link.is_down(&error);
-        tokio::time::sleep(RETRY).await;
+        if link.is_down(&error) {
+            pause = RETRY;
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(MAX_RETRY);
     }
 }
 
@@ -131,11 +140,9 @@ async fn session(affinity: &Affinity, link: &StoreLink, writer: u64) -> Result<I
     let from = newest_entry(&mut connection, link).await?;
     let stored = load(&mut connection, affinity, link).await?;
     affinity.set_loaded();
-    if let Some(outbox) = &affinity.outbox {
-        let missing = affinity.all().into_iter().filter(|binding| stored.get(&binding.conversation) != Some(binding));
-        missing.for_each(|binding| outbox.put(binding));
-    }
-    link.is_up();
+    affinity.store_has_only(&stored);
+    drop(stored);
+    affinity.tell_store();
     let (_, never) = tokio::try_join!(write(connection, affinity, link, writer), follow(waiting, affinity, link, writer, from))?;
     Ok(never)
 }
@@ -173,7 +180,7 @@ async fn load(
     }
 }
 
-/// Writes what the outbox brings.
+/// Writes what the store does not have, and what the outbox brings.
 async fn write(
     mut connection: MultiplexedConnection,
     affinity: &Affinity,
@@ -182,25 +189,34 @@ async fn write(
 ) -> Result<Infallible, StoreError> {
     let Some(outbox) = &affinity.outbox else { return Ok(std::future::pending().await) };
     loop {
-        let bindings = outbox.take(WRITTEN);
+        let bindings = if outbox.take_behind() { affinity.unstored() } else { outbox.take(WRITTEN) };
+        for chunk in bindings.chunks(WRITTEN) {
+            let expires_s = affinity.idle_s();
+            let () = changes(link, writer, chunk, expires_s).query_async(&mut connection).await?;
+            affinity.were_written(chunk);
+            link.written.fetch_add(chunk.len() as u64, Ordering::Relaxed);
+            link.is_up();
+        }
         if bindings.is_empty() {
+            // It has everything. One that only answers reads is found out at the next change.
+            link.is_up();
             outbox.arrived().await;
-            continue;
         }
-        let expires_s = u64::from(affinity.idle_s());
-        let packed: Vec<u8> = bindings.iter().flat_map(Binding::pack).collect();
-        let mut changes = redis::pipe();
-        // In one transaction, so that the stream has changes in the order in which keys got them.
-        changes.atomic();
-        for binding in &bindings {
-            changes.set_ex(link.key(binding.conversation), &binding.pack()[..], expires_s).ignore();
-        }
-        let entry = [("w", writer.to_string().into_bytes()), ("b", packed)];
-        changes.xadd_maxlen(link.stream(), StreamMaxlen::Approx(STREAM_LENGTH), "*", &entry).ignore();
-        changes.expire(link.stream(), i64::from(affinity.idle_s()).max(3_600)).ignore();
-        let () = changes.query_async(&mut connection).await?;
-        link.written.fetch_add(bindings.len() as u64, Ordering::Relaxed);
     }
+}
+
+/// What writes these bindings: in one transaction, so that the stream has changes in the order in which keys got them.
+fn changes(link: &StoreLink, writer: u64, bindings: &[Binding], expires_s: u32) -> redis::Pipeline {
+    let packed: Vec<u8> = bindings.iter().flat_map(Binding::pack).collect();
+    let mut changes = redis::pipe();
+    changes.atomic();
+    for binding in bindings {
+        changes.set_ex(link.key(binding.conversation), &binding.pack()[..], expires_s.into()).ignore();
+    }
+    let entry = [("w", writer.to_string().into_bytes()), ("b", packed)];
+    changes.xadd_maxlen(link.stream(), StreamMaxlen::Approx(STREAM_LENGTH), "*", &entry).ignore();
+    changes.expire(link.stream(), i64::from(expires_s).max(3_600)).ignore();
+    changes
 }
 
 /// Takes in what other collectors write.
@@ -237,43 +253,4 @@ fn take(affinity: &Affinity, link: &StoreLink, bindings: &[Binding]) {
 }
 
 #[cfg(test)]
-mod tests {
-    use homing_corpus::mutated;
-    use homing_routing::replica::ReplicaId;
-    use homing_routing::sync::MAX_BINDINGS;
-    use proptest::prelude::*;
-
-    use super::*;
-
-    const NOW_MS: u64 = 1_796_000_000_000;
-
-    /// An entry as another collector writes it.
-    fn entry(count: u64) -> Vec<u8> {
-        let bindings = (1..=count).map(|n| Binding {
-            conversation: Digest(n.into()),
-            home: ReplicaId(n),
-            bound_at_ms: NOW_MS - n,
-            last_turn_s: (NOW_MS / 1000) as u32,
-            bytes: 5_000,
-        });
-        bindings.flat_map(|binding| binding.pack()).collect()
-    }
-
-    proptest! {
-        #[test]
-        fn any_entry_is_bindings_that_were_in_it_and_none_that_wins_for_ever(bytes in mutated([entry(1), entry(5), Vec::new()])) {
-            let bindings = unpacked(&bytes);
-            prop_assert!(bindings.iter().all(|binding| bytes.chunks(BINDING_BYTES).any(|packed| packed == binding.pack())));
-            let affinity = Affinity::new(true);
-            affinity.learn(Teller::Store, &bindings, NOW_MS, true);
-            let batch = affinity.batch(0, affinity.from_start());
-            prop_assert!(batch.bindings.len() <= bindings.len().min(MAX_BINDINGS));
-            // A later home that an Envoy tells wins over each of them, seconds after.
-            for binding in &batch.bindings {
-                let later = Binding { home: ReplicaId(99), bound_at_ms: NOW_MS + 60_000, ..*binding };
-                affinity.learn(Teller::Envoy(0), &[later], NOW_MS + 60_000, true);
-            }
-            prop_assert!(affinity.all().iter().all(|binding| binding.home == ReplicaId(99)));
-        }
-    }
-}
+mod tests;

@@ -11,7 +11,7 @@ use serde_saphyr::Spanned;
 use super::file::{Fault, require};
 
 /// A Redis or Valkey server that keeps the homes of conversations.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, PartialEq, Serialize)]
 pub struct AffinityConfig {
     /// `redis://[user@]host[:port][/db]` or `rediss://` for TLS; its password is not shown.
     #[serde(serialize_with = "without_password")]
@@ -72,6 +72,16 @@ impl AffinityConfig {
             .map_err(|error| format!("affinity.password_file {} cannot be read: {error}", path.display()))?;
         let settings = info.redis_settings().clone().set_password(password.trim());
         Ok(info.set_redis_settings(settings))
+    }
+}
+
+/// Whoever prints a configuration to look for a mistake does not mean to print a password.
+impl fmt::Debug for AffinityConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { store: _, password_file, ca_file, prefix } = self;
+        let mut shown = f.debug_struct("AffinityConfig");
+        shown.field("store", &format_args!("{self}")).field("password_file", password_file);
+        shown.field("ca_file", ca_file).field("prefix", prefix).finish()
     }
 }
 

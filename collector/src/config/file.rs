@@ -13,6 +13,10 @@ use serde_saphyr::Spanned;
 use super::affinity::RawAffinity;
 use super::discovery::{Leads, RawDns, check_files};
 use super::{Config, ControlUrl, EndpointConfig, EnvoyConfig, EnvoyPlace, PoolConfig, ScrapeConfig, TlsConfig, TokenSource};
+use crate::vllm::MAX_ENGINES;
+
+/// More than any node has GPUs.
+const DEFAULT_MAX_RANKS: u32 = 16;
 
 /// The configuration of homing-collector.
 #[derive(Deserialize, JsonSchema)]
@@ -90,6 +94,9 @@ struct RawPool {
     /// vLLM's `--max-num-seqs`, which it reports nowhere.
     #[schemars(with = "Option<u32>", range(min = 1, max = 65_536))]
     max_num_seqs: Option<Spanned<u32>>,
+    /// The most data-parallel ranks behind one endpoint; engines that it reports beyond them are no replicas.
+    #[schemars(with = "Option<u32>", range(min = 1, max = 256), extend("default" = DEFAULT_MAX_RANKS))]
+    max_ranks: Option<Spanned<u32>>,
     /// The bearer token that replicas ask for at `/metrics`.
     #[schemars(with = "Option<String>")]
     token: Option<Spanned<String>>,
@@ -246,6 +253,11 @@ impl RawPool {
             )?;
         }
         let key = |name: &str| format!("pools[{index}].{name}");
+        if let Some(ranks) = &self.max_ranks {
+            let allowed = (1..=MAX_ENGINES).contains(&(ranks.value as usize));
+            let message = || format!("{} is not from 1 to {MAX_ENGINES}; give vLLM's --data-parallel-size", ranks.value);
+            require(allowed, ranks, || key("max_ranks"), message)?;
+        }
         let has_sources = !self.dns.is_empty() || !self.files.is_empty();
         let missing = || "no replicas: give `replicas`, `dns` or `files`".to_owned();
         require(self.replicas.is_some() || has_sources, &self.cluster, || format!("pools[{index}]"), missing)?;
@@ -253,6 +265,7 @@ impl RawPool {
         Ok(PoolConfig {
             cluster: self.cluster.value,
             max_num_seqs: self.max_num_seqs.map(|seqs| seqs.value),
+            max_ranks: self.max_ranks.map_or(DEFAULT_MAX_RANKS, |ranks| ranks.value),
             token: token(self.token, self.token_file, key)?,
             tls: checked_tls(self.tls, || key("tls"))?,
             replicas: replicas.unwrap_or_default(),

@@ -35,8 +35,11 @@ struct Group {
 }
 
 impl Target {
-    pub(crate) fn is_name(&self) -> bool {
-        matches!(self, Self::Name { .. })
+    pub(crate) fn name(&self) -> Option<&String> {
+        match self {
+            Self::Address(_) => None,
+            Self::Name { name, .. } => Some(name),
+        }
     }
 
     fn read(text: &str) -> Result<Self, String> {

@@ -1,15 +1,20 @@
 //! Names and their addresses, by the system's resolver: its search domains, its hosts file, A and AAAA.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
+
+use futures_util::stream::{self, StreamExt as _};
 
 use super::file_sd::Target;
 use crate::config::AddressFamily;
 
 /// How long a look-up may take: longer than the system's resolver waits for one server (5 s).
 const TIMEOUT: Duration = Duration::from_secs(8);
+
+/// Names that are looked up at once: a name that does not answer must not hold up those after it.
+const AT_ONCE: usize = 16;
 
 /// What looks names up.
 pub trait Lookup: Send + Sync {
@@ -43,14 +48,14 @@ impl<L: Lookup> Names<L> {
     /// The addresses of `targets`, each once, and what is wrong with a name. A name that has no address now, whatever the reason,
     /// keeps those it had.
     pub(crate) async fn resolve(&mut self, targets: &[Target]) -> (Vec<SocketAddr>, Option<String>) {
+        let names: BTreeSet<&String> = targets.iter().filter_map(Target::name).collect();
+        let lookup = &self.lookup;
+        let lookups: Vec<_> = names.into_iter().map(|name| async move { (name, lookup.addresses(name).await) }).collect();
+        let found: Vec<_> = stream::iter(lookups).buffer_unordered(AT_ONCE).collect().await;
         let mut problems = BTreeMap::new();
         let mut resolved = HashMap::new();
-        for target in targets {
-            let Target::Name { name, .. } = target else { continue };
-            if resolved.contains_key(name) {
-                continue;
-            }
-            let mut addresses = match self.lookup.addresses(name).await {
+        for (name, found) in found {
+            let mut addresses = match found {
                 Ok(addresses) => self.family.select(addresses),
                 Err(error) => {
                     problems.insert(name, error.to_string());
@@ -100,6 +105,7 @@ fn describe(problems: &BTreeMap<&String, String>) -> Option<String> {
 mod tests {
     use super::*;
     use std::sync::Mutex;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
     /// What it answers next.
     struct Scripted(Mutex<HashMap<String, Vec<&'static str>>>);
@@ -167,6 +173,32 @@ mod tests {
         let (addresses, problem) = names.resolve(&targets).await;
         assert_eq!(texts(&addresses), ["10.0.0.1:80", "10.0.0.9:80"]);
         assert!(problem.is_some_and(|problem| problem.contains("none cannot be looked up (NXDOMAIN)")));
+    }
+
+    /// It answers after 8 seconds, and counts who waits.
+    #[derive(Default)]
+    struct Slow {
+        waiting: AtomicUsize,
+        most: AtomicUsize,
+    }
+
+    impl Lookup for &Slow {
+        async fn addresses(&self, _: &str) -> io::Result<Vec<IpAddr>> {
+            self.most.fetch_max(self.waiting.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+            tokio::time::sleep(TIMEOUT).await;
+            self.waiting.fetch_sub(1, Ordering::SeqCst);
+            Err(io::Error::other("no answer"))
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn names_are_looked_up_together_and_not_all_at_once() {
+        let slow = Slow::default();
+        let started = tokio::time::Instant::now();
+        let targets: Vec<_> = (0..2 * AT_ONCE).map(|n| name(&format!("gpu-{n}"))).collect();
+        let (_, problem) = Names::new(&slow, AddressFamily::Auto).resolve(&targets).await;
+        assert!(problem.is_some_and(|problem| problem.contains("and 31 more names")));
+        assert_eq!((started.elapsed(), slow.most.into_inner()), (2 * TIMEOUT, AT_ONCE));
     }
 
     #[tokio::test]

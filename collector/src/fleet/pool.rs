@@ -27,6 +27,8 @@ pub struct Pool {
     pub cluster: String,
     /// The most sequences each engine runs at once; 0 when unknown.
     pub max_num_seqs: u32,
+    /// The most engines of one endpoint that are replicas.
+    max_ranks: usize,
     /// Where endpoints are found beside the configuration's own.
     pub sources: Vec<Source>,
     /// Learns what its texts are like.
@@ -93,6 +95,7 @@ impl Pool {
         Self {
             cluster: config.cluster.clone(),
             max_num_seqs: config.max_num_seqs.unwrap_or(0),
+            max_ranks: config.max_ranks as usize,
             sources: config.dns.iter().map(Source::dns).chain(files).collect(),
             texts: Mutex::default(),
             configured: config.replicas.clone(),
@@ -159,7 +162,7 @@ impl Pool {
                     Arc::clone(&before[place].1)
                 }
                 Err(_) => {
-                    let endpoint = Arc::new(Mutex::new(Endpoint::new(config)));
+                    let endpoint = Arc::new(Mutex::new(Endpoint::new(config, self.max_ranks)));
                     change.added.push(Arc::clone(&endpoint));
                     endpoint
                 }

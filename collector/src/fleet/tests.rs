@@ -84,6 +84,33 @@ fn bytes_per_token(fleet: &Fleet) -> Option<f32> {
 }
 
 #[tokio::test(start_paused = true)]
+async fn nothing_is_told_before_the_drain_file_was_read_well_or_badly() {
+    for content in ["- 10.0.0.1:80", "no list", ""] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("drain.yaml");
+        std::fs::write(&path, content).expect("a file");
+        let pools = "pools: [{cluster: a, replicas: [{address: '10.0.0.1:80'}]}]";
+        let config = format!("drain_file: {}\n{pools}", path.display());
+        let fleet = Arc::new(Fleet::new(&Config::parse(&config, "test").expect("a configuration")));
+        fleet.pools[0].reconcile();
+        reads(&fleet, 0, 1);
+        let settled = tokio::spawn({
+            let fleet = Arc::clone(&fleet);
+            async move { fleet.settled().await }
+        });
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        assert!(!settled.is_finished(), "the file was not read");
+        let following = tokio::spawn({
+            let fleet = Arc::clone(&fleet);
+            async move { fleet.drains.follow(&path, || fleet.changed()).await }
+        });
+        settled.await.expect("it is known");
+        assert_eq!(!fleet.drained_by("10.0.0.1:80".parse().expect("a name")).is_empty(), content.starts_with('-'), "{content}");
+        following.abort();
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn what_an_envoy_that_joins_had_counted_before_says_nothing_of_a_pools_texts() {
     let fleet = fleet();
     reads(&fleet, 0, 0);
@@ -158,6 +185,47 @@ async fn what_an_envoy_has_counts_everywhere_until_it_has_been_silent_for_three_
     assert_eq!(seen(), (false, 0, 0));
 }
 
+/// What the other Envoys have at the first replica, as an Envoy is told.
+fn told(fleet: &Fleet, envoy: usize) -> (u32, u32) {
+    let peers = fleet.snapshot(&fleet.envoys()[envoy], 1, Instant::now()).pools[0].replicas[0].peers;
+    (peers.in_flight, peers.own)
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_envoy_is_told_what_the_others_last_had_and_nothing_of_its_own() {
+    let pools = "pools: [{cluster: a, replicas: [{address: '10.0.0.1:80'}]}]";
+    let envoys = "envoys: [{url: 'http://127.0.0.1:1'}, {url: 'http://127.0.0.1:2'}, {url: 'http://127.0.0.1:3'}]";
+    let fleet = Fleet::new(&Config::parse(&format!("{envoys}\n{pools}"), "test").expect("a configuration"));
+    fleet.pools[0].reconcile();
+    let told = || [0, 1, 2].map(|envoy| told(&fleet, envoy).0);
+    let step = Duration::from_millis(250);
+    let most = u32::MAX;
+    // What each of the three has, in the order of time, and what each is told of the others.
+    for (envoy, count, expected) in [
+        (0, 3, [0, 3, 3]),
+        (1, 5, [5, 3, 8]),
+        (2, 7, [12, 10, 8]),
+        (1, 1, [8, 10, 4]),
+        (0, u64::MAX, [8, most, most]),
+        (2, u64::MAX, [most, most, most]),
+        (0, 2, [most, most, 3]),
+        (2, 0, [1, 2, 3]),
+    ] {
+        tokio::time::advance(step).await;
+        has(&fleet, envoy, count);
+        assert_eq!(told(), expected);
+    }
+    // A replica may stand in an answer twice; one that it has no more counts no more, and one that is silent has nothing.
+    tokio::time::advance(step).await;
+    answers(&fleet, 0, PoolAnswer { replicas: vec![at("10.0.0.1:80", 2), at("10.0.0.1:80", 4)], ..pool() });
+    assert_eq!(told(), [1, 6, 7]);
+    tokio::time::advance(step).await;
+    answers(&fleet, 0, pool());
+    assert_eq!(told(), [1, 0, 1]);
+    tokio::time::advance(Duration::from_secs(3)).await;
+    assert_eq!(told(), [0, 0, 0]);
+}
+
 #[tokio::test(start_paused = true)]
 async fn sums_of_figures_that_nobody_can_have_are_the_greatest_and_not_small_ones() {
     let fleet = fleet();
@@ -176,6 +244,20 @@ async fn sums_of_figures_that_nobody_can_have_are_the_greatest_and_not_small_one
     assert_eq!(pool.capacity.as_ref().map(|capacity| capacity.cache_tokens), Some(u64::MAX));
     assert_eq!(DrainStatus::of(&fleet, replica).in_flight, u64::MAX);
     assert_eq!(bytes_per_token(&fleet), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_replica_that_sleeps_has_no_cache_and_nothing_active() {
+    let fleet = fleet();
+    for (replica, asleep) in fleet.pools[0].endpoints().iter().zip([false, true]) {
+        let engine = EngineMetrics { cache_tokens: 1_000, asleep, ..EngineMetrics::default() };
+        lock(replica).read(Instant::now(), &Engines::from([(0, engine)]));
+    }
+    has(&fleet, 0, 5);
+    let status = Status::of(&fleet, &History::default(), Instant::now());
+    let (capacity, admission) = (&status.pools[0].capacity, status.pools[0].admission.as_ref().expect("admission"));
+    assert_eq!(capacity.as_ref().map(|capacity| capacity.cache_tokens), Some(1_000));
+    assert_eq!((admission.cache_tokens, admission.active_conversations, admission.active_context_tokens), (1_000, 5, 5));
 }
 
 #[tokio::test(start_paused = true)]

@@ -182,6 +182,23 @@ async fn an_hour_is_kept_and_a_replica_that_left_is_forgotten_after_it() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn of_replicas_that_are_gone_the_latest_are_kept_and_no_more_than_a_pool_may_have() {
+    let site = Site::default();
+    let name = |n: usize| ReplicaName { address: "10.0.0.9:80".parse().expect("an address"), rank: Some(n as u16) };
+    for step in 0..20 {
+        let ranks = (step * 100..(step + 1) * 100).map(|n| {
+            let mut rank = replica(1, [0, 0, 0]);
+            rank.report.replica = name(n);
+            rank
+        });
+        site.step(ranks.collect()).await;
+    }
+    let kept: Vec<_> = site.pool().replicas.iter().map(|replica| replica.replica).collect();
+    assert_eq!(kept.len(), 100 + MAX_REPLICAS);
+    assert!(kept.contains(&name(1_999)) && kept.contains(&name(1_000)) && !kept.contains(&name(700)));
+}
+
+#[tokio::test(start_paused = true)]
 async fn unknown_is_null_and_a_rate_has_one_decimal() {
     let site = Site::default();
     site.step(vec![replica(1, [0, 0, 0])]).await;

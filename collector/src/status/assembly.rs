@@ -44,7 +44,9 @@ impl PoolStatus {
             ReplicaStatus::of(replica, seen, bytes_per_token)
         });
         let replicas: Vec<_> = replicas.collect();
-        let up = || replicas.iter().filter(|replica| replica.report.state != ReplicaState::Down);
+        // One that sleeps has given its cache up.
+        let has_cache = |replica: &&ReplicaStatus| !matches!(replica.report.state, ReplicaState::Down | ReplicaState::Asleep);
+        let up = || replicas.iter().filter(has_cache);
         let cache_tokens = up().map(|replica| replica.report.cache_tokens).fold(0, u64::saturating_add);
         if let Some(admission) = &mut answers.admission {
             let active = |replica: &ReplicaStatus| answers.replicas.get(&replica.report.replica)?.active;
@@ -68,6 +70,7 @@ fn total(replicas: &[ReplicaStatus], of: impl Fn(&ReplicaStatus) -> Option<u64>)
 impl ReplicaStatus {
     fn of(replica: Replica, seen: Option<&Seen>, bytes_per_token: f32) -> Self {
         let seen = seen.copied().unwrap_or_default();
+        let problem = replica.problem();
         let report = replica.report;
         let context_tokens = seen.recent_context_bytes.map(|bytes| tokens(bytes, bytes_per_token));
         let capacity = seen.recent_conversations.zip(context_tokens).and_then(|(conversations, tokens)| {
@@ -87,7 +90,7 @@ impl ReplicaStatus {
             active_conversations: seen.active.map(|active| active.conversations),
             active_context_tokens: seen.active.map(|active| active.context_tokens),
             requests: seen.requests,
-            problem: replica.failure.map(|failure| failure.to_string()),
+            problem,
             drained_by: replica.drained_by,
             restarts: replica.restarts,
             missing: replica.metrics.missing,

@@ -112,6 +112,12 @@ fn pools(to: &mut Encoder<'_, '_>, status: &Status) -> fmt::Result {
         "The context of recent conversations divided by the caches, an estimate; above 1 they do not fit",
         usage,
     )?;
+    let is_ready = |replica: &&ReplicaStatus| replica.report.state == ReplicaState::Ready;
+    let ready = status
+        .pools
+        .iter()
+        .map(|pool| (PoolLabels { pool: pool.cluster.clone() }, pool.replicas.iter().filter(is_ready).count() as f64));
+    to.gauges("ready_replicas", "Replicas that take turns; 0 also where none was found", ready)?;
     let routing = each(|pool| Some(pool.routing.envoys_routing as f64));
     to.gauges("pool_envoys", "Connected Envoys that route the pool", routing)?;
     admission(to, status)
@@ -213,7 +219,9 @@ fn sources(to: &mut Encoder<'_, '_>, status: &Status) -> fmt::Result {
     let found = sources.iter().filter_map(|(pool, source)| Some((labels(pool, source), source.endpoints? as f64)));
     to.gauges("discovery_endpoints", "Endpoints that a name or a file last gave", found)?;
     let failing = sources.iter().map(|(pool, source)| (labels(pool, source), f64::from(u8::from(source.problem.is_some()))));
-    to.gauges("discovery_failing", "1 while a name or a file gives no endpoints, and the last ones are kept", failing)
+    to.gauges("discovery_failing", "1 while a name or a file gives no endpoints, and the last ones are kept", failing)?;
+    let drain_file = std::iter::once(([] as [(&str, &str); 0], f64::from(u8::from(status.drain_file_problem.is_some()))));
+    to.gauges("drain_file_failing", "1 while the drain file cannot be read, and what it said last holds", drain_file)
 }
 
 fn envoy_sources(to: &mut Encoder<'_, '_>, status: &Status) -> fmt::Result {
@@ -230,7 +238,7 @@ fn affinity(to: &mut Encoder<'_, '_>, status: &Status) -> fmt::Result {
     let store = status.affinity.store.iter();
     let each = |value: fn(&StoreStatus) -> u64| store.clone().map(move |store| ([] as [(&str, &str); 0], value(store)));
     let up = each(|store| store.up.into()).map(|(labels, up)| (labels, up as f64));
-    to.gauges("affinity_store_up", "1 while the store of conversations' homes answers", up)?;
+    to.gauges("affinity_store_up", "1 while the store of conversations' homes takes them", up)?;
     to.counters("affinity_store_read", "Homes read from the store", each(|store| store.read))?;
     to.counters("affinity_store_written", "Homes written to the store", each(|store| store.written))?;
     to.counters(
@@ -243,7 +251,7 @@ fn affinity(to: &mut Encoder<'_, '_>, status: &Status) -> fmt::Result {
 fn envoys(to: &mut Encoder<'_, '_>, status: &Status) -> fmt::Result {
     let labels = |url: &str| EnvoyLabels { envoy: url.to_owned() };
     let connected = status.envoys.iter().map(|envoy| (labels(&envoy.url), f64::from(u8::from(envoy.connected))));
-    to.gauges("envoy_connected", "1 while an Envoy takes snapshots", connected)?;
+    to.gauges("envoy_connected", "1 while an Envoy answers, be it that it stands by", connected)?;
     let standby = status.envoys.iter().map(|envoy| (labels(&envoy.url), f64::from(u8::from(envoy.standby))));
     to.gauges("envoy_standby", "1 while an Envoy takes another collector's snapshots", standby)?;
     type Count = (&'static str, &'static str, fn(&EnvoyStatus) -> u64);
@@ -257,7 +265,7 @@ fn envoys(to: &mut Encoder<'_, '_>, status: &Status) -> fmt::Result {
         to.counters(name, help, status.envoys.iter().map(|envoy| (labels(&envoy.url), value(envoy))))?;
     }
     let ages = status.envoys.iter().filter_map(|envoy| Some((labels(&envoy.url), envoy.answer_age_ms? as f64 / 1000.0)));
-    to.gauges("sync_answer_age_seconds", "The time since an Envoy last took a snapshot", ages)?;
+    to.gauges("sync_answer_age_seconds", "The time since an Envoy last answered", ages)?;
     let versions = status.envoys.iter().filter(|envoy| !envoy.filter_version.is_empty());
     let versions = versions.map(|envoy| (InfoLabels { envoy: envoy.url.clone(), version: envoy.filter_version.clone() }, 1.0));
     to.gauges("envoy_filter_info", "1, with the version of an Envoy's filter", versions)

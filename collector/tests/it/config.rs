@@ -156,6 +156,7 @@ fn the_schema_takes_the_example_and_refuses_what_the_check_refuses() {
         "pools: [{cluster: a, dns: [{name: b, port: 1, family: v5_only}]}]",
         "pools: [{cluster: a, files: one.json}]",
         "pools: [{cluster: a, max_num_seqs: 0, files: [one.json]}]",
+        "pools: [{cluster: a, max_ranks: 257, files: [one.json]}]",
         "pools: [{cluster: a, files: [one.json], tls: {verify: false}}]",
         "listen: 127.0.0.1:1",
         "{envoys: [{token: a}], pools: [{cluster: a, files: [one.json]}]}",
@@ -201,6 +202,7 @@ fn every_mistake_names_its_place_its_key_and_what_is_allowed() {
         ("pools: []\n".to_owned(), ":1:8: pools: ", "at least one pool"),
         ("pools: [{cluster: a, replicas: []}]\n".to_owned(), ":1:32: pools[0].replicas: ", "1 to 1024"),
         ("pools: [{cluster: '', replicas: [{address: '1.1.1.1:1'}]}]\n".to_owned(), ":1:19: pools[0].cluster: ", "1 to 256 bytes"),
+        (POOL.replace("a,", "a, max_ranks: 0,"), ":1:33: pools[0].max_ranks: ", "1 to 256"),
         (POOL.replace("a,", "a, max_num_seqs: 0,"), ":1:36: pools[0].max_num_seqs: ", "1 to 65536"),
         (format!("{}, {}\n", POOL.trim_end().trim_end_matches(']'), &POOL[8..].trim()), "pools[1].cluster: ", "named twice"),
         (envoy("url: https://envoy:9901"), ":3:8: envoys[0].url: ", "https://ip:port or unix:"),
@@ -266,7 +268,9 @@ fn a_file_that_cannot_be_read_is_named() {
 #[test]
 fn a_token_is_never_shown() {
     let pool = POOL.replace("a,", "a, token: hunter2,");
-    let config = parse(&format!("{pool}api: {{token: hunter2}}\nenvoys: [{{url: 'unix:/a', token: hunter2}}]\n"));
+    let config = parse(&format!(
+        "{pool}api: {{token: hunter2}}\nenvoys: [{{url: 'unix:/a', token: hunter2}}]\naffinity: {{store: 'redis://a:hunter2@b:1'}}\n"
+    ));
     let json = serde_json::to_string(&config).expect("JSON");
     for text in [format!("{config:?}"), config.summary(), json] {
         assert!(!text.contains("hunter2"), "{text}");

@@ -92,6 +92,37 @@ async fn nothing_is_changed_without_the_token_and_the_answer_says_what_to_do() {
 }
 
 #[tokio::test]
+async fn a_collector_that_stands_by_refuses_to_drain_and_names_the_way_that_works() {
+    let replica = replica(IDLE).await;
+    let (first, second) = (FakeEnvoy::start(Behaviour::Standby).await, FakeEnvoy::start(Behaviour::Standby).await);
+    let urls = [first.url(), second.url()].map(|url| format!("url: '{url}'"));
+    let more = format!("{API}{}", envoys(&urls.each_ref().map(String::as_str)));
+    let collector = run(&config(&[replica.address()], &more)).await;
+    let standby = |envoy: &Value| envoy["connected"] == true && envoy["standby"] == true;
+    collector.until("both stand by", |status| status["envoys"].as_array().expect("Envoys").iter().all(standby)).await;
+    let path = path(replica.address());
+    for method in [Method::POST, Method::DELETE] {
+        let (status, answer) = collector.call(method, &path, Some("secret")).await;
+        assert!(status == StatusCode::CONFLICT && says(&answer["error"], "drain_file"), "{status} {answer}");
+    }
+    assert_eq!(collector.call(Method::GET, &path, None).await.1["drained_by"], json!([]));
+    let folder = tempfile::tempdir().expect("a folder");
+    let token = folder.path().join("token");
+    std::fs::write(&token, "secret").expect("a file");
+    let arguments = [&replica.address().to_string(), "--token-file", token.to_str().expect("a path")];
+    let (done, said) = command(&collector, &arguments).await;
+    assert!(!done && said.contains("this collector stands by"), "{said}");
+
+    second.set(Behaviour::Obey);
+    collector.until_envoy(1, "one is told by this collector", |envoy| envoy["standby"] == false).await;
+    assert_eq!(collector.call(Method::POST, &path, Some("secret")).await.0, StatusCode::OK);
+    second.set(Behaviour::Standby);
+    collector.until_envoy(1, "it stands by again", |envoy| envoy["standby"] == true).await;
+    let (status, answer) = collector.call(Method::DELETE, &path, Some("secret")).await;
+    assert_eq!((status, &answer["drained_by"]), (StatusCode::OK, &json!([])), "what was said here can be taken back here");
+}
+
+#[tokio::test]
 async fn a_drain_file_is_followed_and_a_broken_one_changes_nothing() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("drain.yaml");
@@ -105,12 +136,16 @@ async fn a_drain_file_is_followed_and_a_broken_one_changes_nothing() {
     std::fs::write(&path, "- not a replica\n").expect("a file");
     let status = collector.until("the mistake", |status| says(&status["drain_file_problem"], "ip:port")).await;
     assert_eq!(status["pools"][0]["replicas"][0]["state"], "draining");
+    let metrics = collector.get("/metrics").await.2;
+    assert!(metrics.contains("\nhoming_collector_drain_file_failing 1"), "{metrics}");
+    assert!(metrics.contains("\nhoming_collector_ready_replicas{pool=\"pool\"} 1"), "{metrics}");
 
     std::fs::write(&path, format!("- {}\n", second.address())).expect("a file");
     collector.until_replica(1, "draining").await;
     let status = collector.until_replica(0, "ready").await;
     assert_eq!(status["drained_by"], json!([]));
     assert!(collector.status().await["drain_file_problem"].is_null());
+    assert!(collector.get("/metrics").await.2.contains("\nhoming_collector_drain_file_failing 0"));
 }
 
 /// Runs `homing-collector drain` against a collector.

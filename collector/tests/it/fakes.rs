@@ -83,8 +83,8 @@ pub(crate) enum Metrics {
         bytes: usize,
         announced: bool,
     },
-    /// The metrics of an idle engine, for who shows this bearer token.
-    Want(&'static str),
+    /// The metrics of an idle engine, for who shows this bearer token; anybody else gets this status.
+    Want(&'static str, u16),
     /// Metrics without an end, a line every few milliseconds.
     Trickle,
     /// Nothing, for ever.
@@ -153,9 +153,9 @@ async fn metrics_text(State(state): State<Arc<ReplicaState>>, headers: HeaderMap
                 text.into_bytes().chunks(1 << 16).map(Bytes::copy_from_slice).map(Ok::<_, std::io::Error>).collect::<Vec<_>>();
             Body::from_stream(Pieces(pieces.into_iter())).into_response()
         }
-        Metrics::Want(token) => match bearer(&headers) {
+        Metrics::Want(token, refusal) => match bearer(&headers) {
             Some(given) if given == token => IDLE.into_response(),
-            _ => StatusCode::UNAUTHORIZED.into_response(),
+            _ => StatusCode::from_u16(refusal).expect("a status").into_response(),
         },
         Metrics::Trickle => {
             let line = async |()| {
@@ -192,8 +192,8 @@ pub(crate) enum Behaviour {
     Admit,
     /// As the control role does where no filter routes the pools.
     RouteNothing,
-    /// As the control role does when it wants this bearer token.
-    Want(&'static str),
+    /// As the control role does when it wants this bearer token, and else answers with this status.
+    Want(&'static str, u16),
     Refuse(u16, &'static str),
     Say(&'static str),
     /// As the control role does while a later collector is there.
@@ -321,11 +321,13 @@ async fn sync(State(state): State<Arc<EnvoyState>>, headers: HeaderMap, body: By
     state.asked.fetch_add(1, Ordering::SeqCst);
     let behaviour = state.behaviour.lock().expect("a lock").clone();
     match behaviour {
-        Behaviour::Want(token) if bearer(&headers) != Some(token) => StatusCode::UNAUTHORIZED.into_response(),
+        Behaviour::Want(token, refusal) if bearer(&headers) != Some(token) => {
+            StatusCode::from_u16(refusal).expect("a status").into_response()
+        }
         Behaviour::Refuse(status, body) => (StatusCode::from_u16(status).expect("a status"), body).into_response(),
         Behaviour::Say(text) => text.into_response(),
         Behaviour::Silence => std::future::pending().await,
-        Behaviour::Obey | Behaviour::RouteNothing | Behaviour::Admit | Behaviour::Want(_) | Behaviour::Standby => {
+        Behaviour::Obey | Behaviour::RouteNothing | Behaviour::Admit | Behaviour::Want(..) | Behaviour::Standby => {
             let request: SyncRequest = serde_json::from_slice(&body).expect("a snapshot");
             let mut answer = answer(&request);
             answer.counting_since_ms = Some(state.since_ms.load(Ordering::SeqCst));

@@ -130,7 +130,7 @@ async fn a_name_that_fails_keeps_its_envoys_and_is_shown_until_it_is_right() {
 #[tokio::test]
 async fn the_systems_names_count_and_what_is_found_is_reached_as_its_entry_says() {
     let replica = replica().await;
-    let [envoy, named] = [FakeEnvoy::start(Behaviour::Want("abc")).await, FakeEnvoy::start(Behaviour::Obey).await];
+    let [envoy, named] = [FakeEnvoy::start(Behaviour::Want("abc", 401)).await, FakeEnvoy::start(Behaviour::Obey).await];
     let port = envoy.server.address.port();
     let entry = format!("dns: {{ name: localhost, port: {port}, family: v4_only, refresh: 1s }}, token: abc");
     let collector = run(&config(&[replica.address()], &envoys(&[&entry, &format!("url: '{}'", named.url())]))).await;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::fakes::{Behaviour, FakeEnvoy, FakeReplica, IDLE, Metrics, config, envoys, free_address, run, says};
+use crate::fakes::{Behaviour, FakeEnvoy, FakeReplica, IDLE, Metrics, config, config_with, envoys, free_address, run, says};
 use homing_collector::exposition::samples;
 
 /// The samples of a text by name and labels, read with the reader of the replicas' metrics.
@@ -58,6 +58,14 @@ async fn its_metrics_count_polls_and_exchanges_and_show_states() {
     assert!(value(&format!("sync_exchanges_total{{envoy={}}}", envoy.url())) >= 1.0);
     assert!(value(&format!("sync_failures_total{{envoy=http://{lost},reason=unreachable}}")) >= 1.0);
     assert_eq!(value(&format!("endpoint_restarts_total{{pool=pool,replica={good}}}")), 0.0);
+}
+
+#[tokio::test]
+async fn a_pool_without_a_replica_has_none_that_is_ready_and_says_so() {
+    let collector = run(&config_with("  files: [/no/such/file]\n", "")).await;
+    collector.until("a problem", |status| says(&status["pools"][0]["sources"][0]["problem"], "cannot be read")).await;
+    let metrics = read(&collector.get("/metrics").await.2);
+    assert_eq!(metrics.get("homing_collector_ready_replicas{pool=pool}"), Some(&0.0));
 }
 
 #[tokio::test]

@@ -2,7 +2,9 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::fakes::{Behaviour, FakeEnvoy, FakeReplica, IDLE, Metrics, TWO_RANKS, config, envoys, free_address, run, says};
+use crate::fakes::{
+    Behaviour, FakeEnvoy, FakeReplica, IDLE, Metrics, TWO_RANKS, config, config_with, envoys, free_address, run, says,
+};
 
 fn text(text: &str) -> Metrics {
     Metrics::Text(text.to_owned())
@@ -28,6 +30,16 @@ async fn ranks_behind_one_endpoint_are_replicas() {
     assert_eq!((&second["running"], &second["waiting"]), (&4.into(), &6.into()));
     let status = collector.status().await;
     assert_eq!(status["pools"][0]["replicas"].as_array().expect("replicas").len(), 2);
+}
+
+#[tokio::test]
+async fn an_endpoint_has_no_more_replicas_than_are_allowed_and_they_say_so() {
+    let replica = FakeReplica::start(text(TWO_RANKS)).await;
+    let pool = format!("  max_ranks: 1\n  replicas: [{{ address: '{}' }}]\n", replica.address());
+    let collector = run(&config_with(&pool, "")).await;
+    let status = collector.until("a problem", |status| says(&status["pools"][0]["replicas"][0]["problem"], "max_ranks")).await;
+    let replicas = status["pools"][0]["replicas"].as_array().expect("replicas");
+    assert_eq!((replicas.len(), &replicas[0]["state"]), (1, &"ready".into()));
 }
 
 #[tokio::test]

@@ -91,26 +91,28 @@ async fn an_envoy_that_comes_late_or_restarts_gets_the_next_snapshot() {
 
 #[tokio::test]
 async fn a_token_is_sent_and_a_changed_token_file_is_read_again() {
-    let replica = replica().await;
-    let folder = tempfile::tempdir().expect("a folder");
-    let file = folder.path().join("token");
-    std::fs::write(&file, "first\n").expect("a file");
-    let envoy = FakeEnvoy::start(Behaviour::Want("first")).await;
-    let entry = format!("url: '{}', token_file: '{}'", envoy.url(), file.display());
-    let collector = run(&config(&[replica.address()], &envoys(&[&entry]))).await;
-    collector.until_envoy(0, "taken", |envoy| envoy["answered"].as_u64() >= Some(1)).await;
+    for refusal in [401, 403] {
+        let replica = replica().await;
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("token");
+        std::fs::write(&file, "first\n").expect("a file");
+        let envoy = FakeEnvoy::start(Behaviour::Want("first", refusal)).await;
+        let entry = format!("url: '{}', token_file: '{}'", envoy.url(), file.display());
+        let collector = run(&config(&[replica.address()], &envoys(&[&entry]))).await;
+        collector.until_envoy(0, "taken", |envoy| envoy["answered"].as_u64() >= Some(1)).await;
 
-    envoy.set(Behaviour::Want("second"));
-    let refused = collector.until_envoy(0, "refused", |envoy| says(&envoy["problem"], "401")).await;
-    assert!(says(&refused["problem"], "token_file"), "{refused:#}");
-    std::fs::write(&file, "second\n").expect("a file");
-    collector.until_envoy(0, "taken again", |envoy| envoy["problem"].is_null()).await;
+        envoy.set(Behaviour::Want("second", refusal));
+        let refused = collector.until_envoy(0, "refused", |envoy| says(&envoy["problem"], &refusal.to_string())).await;
+        assert!(says(&refused["problem"], "token_file"), "{refused:#}");
+        std::fs::write(&file, "second\n").expect("a file");
+        collector.until_envoy(0, "taken again", |envoy| envoy["problem"].is_null()).await;
+    }
 }
 
 #[tokio::test]
 async fn a_token_in_the_configuration_is_sent() {
     let replica = replica().await;
-    let envoy = FakeEnvoy::start(Behaviour::Want("abc")).await;
+    let envoy = FakeEnvoy::start(Behaviour::Want("abc", 401)).await;
     let entry = format!("url: '{}', token: abc", envoy.url());
     let collector = run(&config(&[replica.address()], &envoys(&[&entry]))).await;
     collector.until_envoy(0, "taken", |envoy| envoy["answered"].as_u64() >= Some(1)).await;

@@ -138,16 +138,18 @@ async fn envoys_that_a_name_leads_to_are_reached_over_https_where_their_entry_ha
 
 #[tokio::test]
 async fn a_token_is_sent_to_replicas_and_a_changed_token_file_is_read_again() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let file = folder.path().join("token");
-    std::fs::write(&file, "old\n").expect("a file");
-    let replica = FakeReplica::start(Metrics::Want("old")).await;
-    let keys = format!("  token_file: '{}'\n  replicas: [{{ address: '{}' }}]\n", file.display(), replica.address());
-    let collector = run(&config_with(&keys, "")).await;
-    collector.until_replica(0, "ready").await;
+    for refusal in [401, 403] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("token");
+        std::fs::write(&file, "old\n").expect("a file");
+        let replica = FakeReplica::start(Metrics::Want("old", refusal)).await;
+        let keys = format!("  token_file: '{}'\n  replicas: [{{ address: '{}' }}]\n", file.display(), replica.address());
+        let collector = run(&config_with(&keys, "")).await;
+        collector.until_replica(0, "ready").await;
 
-    replica.set(Metrics::Want("new"));
-    collector.until("a refusal", |status| says(&status["pools"][0]["replicas"][0]["problem"], "pools[].token")).await;
-    std::fs::write(&file, "new\n").expect("a file");
-    collector.until_replica(0, "ready").await;
+        replica.set(Metrics::Want("new", refusal));
+        collector.until("a refusal", |status| says(&status["pools"][0]["replicas"][0]["problem"], "pools[].token")).await;
+        std::fs::write(&file, "new\n").expect("a file");
+        collector.until_replica(0, "ready").await;
+    }
 }
