@@ -26,8 +26,9 @@ pub fn dist() -> Result<()> {
     }
     fs::create_dir_all(&dist)?;
     let module = tools::build_filter()?;
-    say("building the binaries");
-    run(cargo().args(["build", "--quiet", "--release", "--package", "homing-bench", "--package", "homing-collector"]))?;
+    say("building the binaries: about ten minutes on 2 cores the first time");
+    // Cargo's own progress shows that it works.
+    run(cargo().args(["build", "--release", "--package", "homing-bench", "--package", "homing-collector"]))?;
     let release = tools::target().join("release");
     let mut shipped = vec![module.clone(), release.join("homing-collector"), release.join("homing-bench")];
     for file in &mut shipped {
