@@ -35,7 +35,7 @@ pub enum BenchCommand {
     Sync(sync::SyncOptions),
     /// How evenly several Envoys place new conversations, beside the simulation of the routing code. About four minutes.
     Balance(balance::BalanceOptions),
-    /// What each fault costs under load: requests lost, the time until it is over, counters afterwards. About eight minutes.
+    /// What each fault costs under load: requests lost, the time until it is over, counters afterwards. About seven minutes.
     Faults(faults::FaultsOptions),
     /// Half an hour of load with conversations, replicas and drains that come and go: memory and counters before and after.
     Soak(soak::SoakOptions),
