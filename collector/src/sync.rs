@@ -263,14 +263,20 @@ impl Session {
         exchanges.bytes = [exchanges.bytes[0] + bytes[0], exchanges.bytes[1] + bytes[1]];
         if let Some(before) = exchanges.answer.take() {
             if before.counting_since_ms == answer.counting_since_ms && answer.mismatches > before.mismatches {
-                exchanges.mismatched_at = Some(Instant::now());
+                let now = Instant::now();
+                let since = exchanges.mismatched.filter(|[_, last]| last.elapsed() < MISMATCHED).map_or(now, |[since, _]| since);
+                exchanges.mismatched = Some([since, now]);
             }
             if request.pools.is_empty() {
                 // Of pools it was not asked.
                 answer.pools = before.pools;
             }
         }
-        exchanges.says_pools |= !request.pools.is_empty() && !answer.standby;
+        if request.pools.len() == self.fleet.pools.len() {
+            let has_none = answer.pools.is_empty() && !request.pools.is_empty() && !answer.standby;
+            let since = exchanges.without_pools.unwrap_or_else(Instant::now);
+            exchanges.without_pools = has_none.then_some(since);
+        }
         exchanges.answer = Some(answer);
         exchanges.problem = None;
         drop(exchanges);
@@ -308,8 +314,13 @@ impl Session {
     }
 }
 
-/// How long a request that went to another address than the chosen one is a reason to say so.
+/// How long a request that went to another address than the chosen one is remembered, and for how long such requests must have come before
+/// that is said: where replicas come and go, Envoy and the collector learn it at different times.
 const MISMATCHED: Duration = Duration::from_secs(60);
+const STILL_MISMATCHED: Duration = Duration::from_secs(10);
+
+/// How long an Envoy that starts may have a control listener and no filter that routes.
+const STARTING: Duration = Duration::from_secs(5);
 
 /// What is wrong with an Envoy that answers but routes nothing of what it is told, or is set up otherwise than most, so that it does not
 /// agree with them.
@@ -318,16 +329,17 @@ pub(crate) fn misconfigured(fleet: &Fleet, envoy: &Envoy) -> Option<String> {
 }
 
 fn mismatches(envoy: &Envoy) -> Option<&'static str> {
-    let of_late = |at: &Instant| at.elapsed() < MISMATCHED;
-    envoy.exchanges().mismatched_at.filter(of_late).map(|_| {
-        "its cluster lacks an address that the collector has: requests for it went elsewhere within the last minute. Give both the same \
-         ip:port; Envoy's /clusters has those that it resolved"
+    let goes_on = |[since, last]: &[Instant; 2]| last.elapsed() < MISMATCHED && last.duration_since(*since) >= STILL_MISMATCHED;
+    envoy.exchanges().mismatched.filter(goes_on).map(|_| {
+        "requests go to other addresses than the filter chose. Its cluster lacks an address that the collector has: give both the same \
+         ip:port (Envoy's /clusters has those that it resolved). Or the choice does not reach the load balancer: that takes override_host \
+         in the cluster, and header_to_metadata behind the filter"
     })
 }
 
 fn routes_nothing(fleet: &Fleet, envoy: &Envoy) -> Option<String> {
     let exchanges = envoy.exchanges();
-    let answer = exchanges.answer.as_ref().filter(|answer| exchanges.says_pools && !answer.standby && answer.pools.is_empty())?;
+    let answer = exchanges.answer.as_ref().filter(|_| exchanges.without_pools.is_some_and(|since| since.elapsed() > STARTING))?;
     if answer.key_check.is_none() {
         return Some(
             "it takes snapshots, but no filter with `role: route` reads them: give that filter the vm_id of the one with `role: control`"

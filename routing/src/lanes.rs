@@ -14,7 +14,7 @@ use crate::codec::{Reader, Writer};
 use crate::host::{Expected, Host, HostError, TRIES};
 
 /// Threads that can route at the same time; more of them go without a lane, and leak if they trap.
-pub(crate) const LANES: usize = 128;
+pub(crate) const LANES: usize = 254;
 
 /// How long a thread may be silent before its lane is taken from it. A tick comes twice a second.
 pub(crate) const DEAD_MS: u64 = 4_000;

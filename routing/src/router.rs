@@ -98,6 +98,8 @@ pub struct Router<H: Host> {
     errors: Errors,
     /// This thread's lane, taken with its first request.
     lane: Cell<Option<Lane>>,
+    /// Whether there was none to take; the next tick tries again.
+    lanes_are_out: Cell<bool>,
     /// Which pools this thread routes, as others that may settle its lane are told.
     pool_list: PoolList,
     /// The time of the decision under way: the host is asked once for each.
@@ -134,6 +136,7 @@ impl<H: Host> Router<H> {
             pools,
             errors: Errors::default(),
             lane: Cell::new(None),
+            lanes_are_out: Cell::new(false),
             pool_list,
             now_ms: 0,
             next_held: Cell::new(0),

@@ -6,7 +6,7 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group, test_kill_process_group};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, Command};
 use tokio::signal::unix::{SignalKind, signal};
@@ -209,10 +209,14 @@ pub async fn run_group(command: std::process::Command) -> Result<()> {
         _ = terminate.recv() => {}
     }
     kill_process_group(group, Signal::TERM).context("stopping it")?;
-    if timeout(GROUP_END, child.wait()).await.is_err() {
-        kill_process_group(group, Signal::KILL).context("killing it")?;
-        child.wait().await?;
+    let end = Instant::now() + GROUP_END;
+    // The command may end before what it has started, and a stopped process ends by nothing else than KILL.
+    while Instant::now() < end && (child.try_wait()?.is_none() || test_kill_process_group(group).is_ok()) {
+        tokio::time::sleep(Duration::from_millis(20)).await;
     }
+    // It fails only if there is nothing left to kill.
+    let _ = kill_process_group(group, Signal::KILL);
+    child.wait().await?;
     bail!("stopped by a signal")
 }
 

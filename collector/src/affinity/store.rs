@@ -18,6 +18,7 @@ use homing_routing::identity::Digest;
 use redis::aio::MultiplexedConnection;
 use redis::streams::{StreamMaxlen, StreamReadReply};
 use redis::{AsyncCommands as _, AsyncConnectionConfig, Client, RedisError, TlsCertificates};
+use tokio::time::Instant;
 
 use super::{Affinity, MAX_KNOWN, Teller};
 use crate::config::AffinityConfig;
@@ -30,7 +31,8 @@ const TIMEOUT: Duration = Duration::from_secs(1);
 /// How long the server waits for an entry of the stream before it says that there is none.
 const BLOCK: Duration = Duration::from_secs(1);
 
-/// The pause before the next attempt at a store that failed. Every one that fails too doubles it: at each, all keys are read.
+/// The pause before the next attempt at a store that failed. Every one that fails within the longest pause doubles it: at each, all keys are
+/// read.
 const RETRY: Duration = Duration::from_millis(500);
 const MAX_RETRY: Duration = Duration::from_secs(30);
 
@@ -89,16 +91,14 @@ impl StoreLink {
         tracing::info!("conversations' homes are kept in {}", self.config);
     }
 
-    /// Returns whether it was up until now.
-    fn is_down(&self, error: &StoreError) -> bool {
-        let was_up = self.up.swap(false, Ordering::Relaxed);
+    fn is_down(&self, error: &StoreError) {
+        self.up.store(false, Ordering::Relaxed);
         let text = error.to_string();
         let mut problem = lock(&self.problem);
         if problem.is_none() {
             tracing::warn!("{}: {text}", self.config);
         }
         *problem = Some(text);
-        was_up
     }
 
     fn client(&self) -> Result<Client, StoreError> {
@@ -122,8 +122,10 @@ impl StoreLink {
 pub(crate) async fn run(affinity: Arc<Affinity>, link: Arc<StoreLink>, writer: u64) {
     let mut pause = RETRY;
     loop {
+        let started = Instant::now();
         let Err(error) = session(&affinity, &link, writer).await;
-        if link.is_down(&error) {
+        link.is_down(&error);
+        if started.elapsed() > MAX_RETRY {
             pause = RETRY;
         }
         tokio::time::sleep(pause).await;
@@ -195,11 +197,10 @@ async fn write(
             let () = changes(link, writer, chunk, expires_s).query_async(&mut connection).await?;
             affinity.were_written(chunk);
             link.written.fetch_add(chunk.len() as u64, Ordering::Relaxed);
-            link.is_up();
         }
+        // It has everything. One that only answers reads is found out at the next change.
+        link.is_up();
         if bindings.is_empty() {
-            // It has everything. One that only answers reads is found out at the next change.
-            link.is_up();
             outbox.arrived().await;
         }
     }

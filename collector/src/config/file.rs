@@ -15,8 +15,8 @@ use super::discovery::{Leads, RawDns, check_files};
 use super::{Config, ControlUrl, EndpointConfig, EnvoyConfig, EnvoyPlace, PoolConfig, ScrapeConfig, TlsConfig, TokenSource};
 use crate::vllm::MAX_ENGINES;
 
-/// More than any node has GPUs.
-const DEFAULT_MAX_RANKS: u32 = 16;
+/// As many as a server whose ranks are on several nodes may well have.
+const DEFAULT_MAX_RANKS: u32 = 64;
 
 /// The configuration of homing-collector.
 #[derive(Deserialize, JsonSchema)]

@@ -27,7 +27,7 @@ pub(crate) fn guarded(router: Router, allowed_hosts: Vec<String>) -> Router {
 
 async fn guard(State(allowed): State<Arc<[String]>>, request: Request, next: Next) -> Response {
     let header = request.headers().get(HOST).and_then(|host| host.to_str().ok());
-    // HTTP/2 has the host in the request's target.
+    // A request's target may have the host.
     let host = request.uri().authority().map(Authority::as_str).or(header).unwrap_or_default();
     let mut response = if is_allowed(host, &allowed) {
         next.run(request).await

@@ -47,10 +47,10 @@ pub struct Exchanges {
     pub bindings_sent: u64,
     /// Bytes that it was sent and that it answered, without HTTP's headers.
     pub bytes: [u64; 2],
-    /// When its count of requests that went to other addresses than the chosen ones last grew.
-    pub(crate) mismatched_at: Option<Instant>,
-    /// Whether its answer says what it has of each pool: it was asked.
-    pub(crate) says_pools: bool,
+    /// Since when its count of requests that went to other addresses than the chosen ones has been growing, and when it last grew.
+    pub(crate) mismatched: Option<[Instant; 2]>,
+    /// Since when it has had none of the pools that it is told, of all there are.
+    pub(crate) without_pools: Option<Instant>,
     /// Whether all that it knows has been read: its journal, and its table if some of the journal was overwritten.
     pub is_read: bool,
     /// What is wrong with it now, and what to do.

@@ -1,7 +1,7 @@
 //! Pushing snapshots, end to end: what a fake control listener gets, and what the API shows of its answers.
 
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::fakes::{
     Behaviour, EnvoyState, FakeEnvoy, FakeReplica, IDLE, Metrics, binding, config, envoys, free_address, run, says, serve_unix,
@@ -286,8 +286,16 @@ async fn an_envoy_whose_cluster_lacks_an_address_is_named_while_requests_go_else
     envoy.state.mismatches.store(3, Ordering::SeqCst);
     let collector = run(&config(&[replica.address()], &envoys(&[&format!("url: '{}'", envoy.url())]))).await;
     collector.until_envoy(0, "some answers", |seen| seen["answered"].as_u64() > Some(3) && seen["problem"].is_null()).await;
-    envoy.state.mismatches.store(4, Ordering::SeqCst);
-    collector.until_envoy(0, "a mismatch", |seen| says(&seen["problem"], "its cluster lacks an address")).await;
+    let growing = async {
+        loop {
+            envoy.state.mismatches.fetch_add(1, Ordering::SeqCst);
+            tokio::time::sleep(Duration::from_millis(500)).await;
+        }
+    };
+    tokio::select! {
+        () = growing => {}
+        _ = collector.until_envoy(0, "mismatches that go on", |seen| says(&seen["problem"], "Its cluster lacks an address")) => {}
+    }
 }
 
 #[tokio::test]

@@ -155,7 +155,7 @@ impl<'a> Terms<'a> {
         usage.give_back(place);
         let mut walk = Walk::of(usage, set);
         walk.seated.remove(&place.digest);
-        set.waiting.iter().any(|waiting| walk.passes(waiting))
+        set.waiting.iter().any(|waiting| !walk.seated.contains(&waiting.digest) && walk.passes(waiting))
     }
 
     /// The moment from which on time alone may call one in line.

@@ -29,7 +29,9 @@ pub(super) struct Walk<'a> {
 
 impl<'a> Walk<'a> {
     pub(super) fn of(usage: Usage<'a>, set: &WorkingSet) -> Self {
-        let seated = set.places.iter().filter(|place| usage.terms.is_active(place)).map(|place| place.digest).collect();
+        let has_room = |place: &&Place| usage.terms.rooms.room(place.replica).is_some();
+        let active = set.places.iter().filter(|place| usage.terms.is_active(place));
+        let seated = active.filter(has_room).map(|place| place.digest).collect();
         Self { usage, seated }
     }
 

@@ -32,8 +32,9 @@ impl<H: Host> Router<H> {
 
     /// Takes a lane for this thread, if it has none.
     pub(super) fn take_lane(&self) -> Result<(), HostError> {
-        if self.lane.get().is_none() {
+        if self.lane.get().is_none() && !self.lanes_are_out.get() {
             self.lane.set(Lane::take(&self.host, self.pool_list)?);
+            self.lanes_are_out.set(self.lane.get().is_none());
         }
         Ok(())
     }
@@ -56,6 +57,7 @@ impl<H: Host> Router<H> {
     /// # Errors
     /// When the host refuses.
     pub fn heal(&mut self) -> Result<(), HostError> {
+        self.lanes_are_out.set(false);
         if let Some(lane) = self.lane.get()
             && lane.sign_in(&self.host)? == Presence::Gone
         {

@@ -110,6 +110,23 @@ fn what_a_dead_thread_held_is_given_back_by_others_if_its_listener_is_gone() {
 }
 
 #[test]
+fn a_thread_beyond_the_lanes_routes_all_the_same_and_gets_one_when_there_is_one() {
+    let mut site = Site::new(|_| {});
+    let others: Vec<_> = (0..crate::lanes::LANES)
+        .map(|_| crate::lanes::Lane::take(&site.host, crate::lanes::PoolList(1)).expect("lanes").expect("a free lane"))
+        .collect();
+    let without = site.ticket(0);
+    assert_eq!((site.router.lane.get(), site.in_flight()), (None, 1));
+    // The others' listener is gone; this thread settles one of its lanes at each tick.
+    site.host.advance(31_000);
+    site.router.heal().expect("a tick");
+    let with = site.ticket(1);
+    assert!(site.router.lane.get().is_some_and(|lane| others.iter().any(|other| other.number == lane.number)));
+    drop((without, with));
+    assert_eq!(site.in_flight(), 0);
+}
+
+#[test]
 fn a_lane_that_is_being_settled_is_waited_for() {
     let mut site = Site::new(|_| {});
     let held: Vec<_> = (0..3).map(|id| site.ticket(id)).collect();
