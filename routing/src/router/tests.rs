@@ -154,6 +154,12 @@ impl Site {
         self.host.metric(&Metric::Errors { kind })
     }
 
+    /// What its failures of late add to a replica's load.
+    fn penalty(&self, replica: ReplicaName) -> u32 {
+        let pool = self.router.pool(POOL.as_bytes()).expect("the pool");
+        pool.member(replica.id()).expect("a member").penalty(self.host.now_ms())
+    }
+
     fn load(&mut self, number: usize) -> u32 {
         let max_age_ms = self.router.settings.snapshot_max_age_ms;
         let pools = self.router.refreshed_pools().expect("pools");

@@ -51,6 +51,23 @@ async fn a_snapshot_takes_effect_at_once_and_is_answered_with_counts() -> Result
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_snapshot_that_nobody_routes_by_is_told_from_one_whose_pools_have_other_names() -> Result<()> {
+    let stack = fast_stack(StackOptions { collector: false, ..StackOptions::default() }).await?;
+    let mut renamed = snapshot(&stack, 1);
+    renamed["pools"][0]["cluster"] = json!("another");
+    let answer: Value = post(&stack, renamed.to_string()).await?.error_for_status()?.json().await?;
+    assert_eq!((&answer["pools"], answer["key_check"].is_string()), (&json!([]), true));
+
+    let vm_id =
+        "/static_resources/listeners/1/filter_chains/0/filters/0/typed_config/http_filters/0/typed_config/config/vm_config/vm_id";
+    let edits = vec![(vm_id.to_owned(), json!("another"))];
+    let stack = fast_stack(StackOptions { collector: false, edits, ..StackOptions::default() }).await?;
+    let answer: Value = post(&stack, snapshot(&stack, 1).to_string()).await?.error_for_status()?.json().await?;
+    assert_eq!((&answer["pools"], &answer["key_check"]), (&json!([]), &Value::Null));
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_bad_snapshot_is_refused_with_a_reason_and_changes_nothing() -> Result<()> {
     let stack = fast_stack(StackOptions { collector: false, ..StackOptions::default() }).await?;
     post(&stack, snapshot(&stack, 5).to_string()).await?.error_for_status()?;

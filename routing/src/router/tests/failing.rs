@@ -27,14 +27,11 @@ fn a_replica_that_serves_again_is_forgiven() {
     let mut site = Site::new(|_| {});
     let mut ticket = site.ticket(0);
     let home = chosen(&ticket);
-    let number = (1..=4).find(|number| name(*number) == home).expect("one of four");
     site.router.served(&mut ticket, &home.address.to_string(), Answer::Failed);
     site.router.ended(ticket);
-    let penalty =
-        |site: &Site| site.router.pool(POOL.as_bytes()).expect("the pool").members()[number - 1].penalty(site.host.now_ms());
-    assert!(penalty(&site) > 0);
+    assert!(site.penalty(home) > 0);
     assert_eq!(site.turn(0), (Outcome::Sticky, home));
-    assert_eq!(penalty(&site), 0);
+    assert_eq!(site.penalty(home), 0);
 }
 
 #[test]
@@ -42,10 +39,9 @@ fn a_replica_a_retry_left_counts_as_failed() {
     let mut site = Site::new(|_| {});
     let (_, home) = site.turn(0);
     retried(&mut site, 0);
-    let number = (1..=4).find(|number| name(*number) == home).expect("one of four");
-    assert!(site.router.pool(POOL.as_bytes()).expect("the pool").members()[number - 1].penalty(site.host.now_ms()) > 0);
+    assert!(site.penalty(home) > 0);
     site.host.advance(11_000);
-    assert_eq!(site.router.pool(POOL.as_bytes()).expect("the pool").members()[number - 1].penalty(site.host.now_ms()), 0);
+    assert_eq!(site.penalty(home), 0);
 }
 
 #[test]
@@ -59,8 +55,7 @@ fn what_a_client_pins_forgives_nothing() {
     let mut pinned = go(decide(&mut site.router, &Request { pin: Some(&pin), generates: true, ..Request::default() }));
     site.router.served(&mut pinned, &home.address.to_string(), Answer::Served);
     site.router.ended(pinned);
-    let pool = site.router.pool(POOL.as_bytes()).expect("the pool");
-    assert!(pool.member(home.id()).expect("the home").penalty(site.host.now_ms()) > 0);
+    assert!(site.penalty(home) > 0);
 }
 
 #[test]
@@ -95,16 +90,20 @@ fn what_was_refused_is_no_prompt_that_was_read() {
 }
 
 #[test]
+fn the_collector_is_told_how_many_requests_went_elsewhere_than_chosen() {
+    let mut site = Site::new(|_| {});
+    assert_eq!(site.sync().mismatches, 0);
+    site.router.count_error(ErrorKind::Mismatch, 2);
+    assert_eq!(site.sync().mismatches, 2);
+}
+
+#[test]
 fn a_failure_is_forgotten_although_the_clock_is_set_back() {
     let mut site = Site::new(|_| {});
     let mut ticket = site.ticket(0);
     let replica = chosen(&ticket);
     site.router.served(&mut ticket, &replica.address.to_string(), Answer::Failed);
-    let penalty = |site: &Site| {
-        let pool = site.router.pool(POOL.as_bytes()).expect("the pool");
-        pool.member(replica.id()).expect("a member").penalty(site.host.now_ms())
-    };
-    assert!(penalty(&site) > 0);
+    assert!(site.penalty(replica) > 0);
     site.host.set_back(3_600_000);
-    assert_eq!(penalty(&site), 0);
+    assert_eq!(site.penalty(replica), 0);
 }
